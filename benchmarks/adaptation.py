@@ -78,7 +78,7 @@ class HeldOut:
 
     def read(self, network: Any) -> list[Bools]:
         """By text: [positions] whether the network's best token is the text's."""
-        bests = read_best(network, self._texts, lambda: None)
+        bests = read_best(network, self._texts)
         return [find_hits(best, text) for best, text in zip(bests, self._texts, strict=True)]
 
     def compare(self, before: Sequence[Bools], after: Sequence[Bools]) -> dict[str, Any]:
@@ -168,9 +168,7 @@ def train(run: Run, draft: Path, teacher: Teacher, texts: Sequence[TrainingText]
     start_s = process_time()
     with tempfile.TemporaryDirectory() as folder:
         parts = Parts(texts, teacher, Path(folder), seed=run.options.seed)
-        result = Trainer(student.network, distillation, parts, run.options, Path(folder), FREE).run(
-            lambda progress: None, lambda: None
-        )
+        result = Trainer(student.network, distillation, parts, run.options, Path(folder), FREE).run()
     student.network.eval()
     return student, {
         "tokens_trained": count_tokens(texts),
@@ -219,7 +217,7 @@ def main(
     texts = take_newest(train_texts, max(sizes))
     before = measured.read(Student.open(draft).network)
     results = []
-    with closing(model.open_session(lambda: None)) as session:
+    with closing(model.open_session()) as session:
         reader = Reader(session)
         with tempfile.TemporaryDirectory() as folder:
             Parts(texts, reader, Path(folder)).fill(lambda done, total: None)

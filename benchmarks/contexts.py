@@ -96,7 +96,7 @@ def main(
     size = max(contexts) + MAX_PROMPT + tokens + 64
     options = LoadOptions(context_size=size, threads=threads, flash_attention=False)
     model = load_model("llamacpp", target, options)
-    session = model.open_session(lambda: None)
+    session = model.open_session()
     assert isinstance(session, LlamaSession)
     sources: dict[str, Model | AttachedDraft] = {}
     if not costs_only:
@@ -135,7 +135,7 @@ def open_arms(model: Model, session: Session, sources: dict[str, Model | Attache
     arms = [Arm("plain", (), unknown)]
     names = [("ngram",), *(("ngram", name) for name in sources), ("ngram", *sources)]
     for each in dict.fromkeys(names):
-        drafters = [loaded[name].open(session, vocab_size, lambda: None, SlotMemory()) for name in each]
+        drafters = [loaded[name].open(session, vocab_size, SlotMemory()) for name in each]
         for drafter in drafters:
             undo.callback(drafter.close)
         arms.append(Arm("+".join(each), drafters, unknown))

@@ -54,7 +54,7 @@ def enumerate_distribution(
 ) -> dict[tuple[int, ...], float]:
     """P(first `length` tokens) after `prompt`, by plain forwards; `sampling` should keep few tokens (top-k)."""
     vocab_size = engine.target.tokenizer.vocab_size
-    session = engine.target.open_session(lambda: None)
+    session = engine.target.open_session()
     sampler = Sampler(sampling, vocab_size)
     tokens = encode_prompt(engine.target.tokenizer, prompt, parse_special=True)
     distribution: dict[tuple[int, ...], float] = {}

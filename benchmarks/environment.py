@@ -60,7 +60,7 @@ class Turn:
 def serve(link: Connection, work: Work) -> None:
     """Load the model, then answer each message with a Turn until the pipe ends."""
     model = load_model("llamacpp", work.model, work.options)
-    session = model.open_session(lambda: None)
+    session = model.open_session()
     tokens = [i * _STRIDE % session.capabilities.vocab_size for i in range(work.context + work.rows)]
     read_prompt(session, tokens[: work.context])
     run_burst(session, tokens, work)

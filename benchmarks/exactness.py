@@ -127,7 +127,7 @@ def max_difference(target: Model, width: int) -> float:
 
 def _decode(target: Model, text: list[int], n: int) -> dict[int, Logits]:
     """Logits by position of `text`, whose tokens after the 30th are scored in drafts of `n`."""
-    session = target.open_session(lambda: None)
+    session = target.open_session()
     read_prompt(session, text[:30])
     found: dict[int, Logits] = {}
     while (at := session.position) < len(text):
@@ -149,7 +149,7 @@ def time_modes(modes: Mapping[str, Model], context: int) -> dict[str, str]:
     for name, target in modes.items():
         if isinstance(target, FixedWidthModel):
             continue
-        session = target.open_session(lambda: None)
+        session = target.open_session()
         sessions.append(session)
         size = session.capabilities.vocab_size
         read_prompt(session, [(i * 7919 + 11) % size for i in range(context)])

@@ -34,7 +34,7 @@ MODEL_PATH = click.Path(exists=True, path_type=Path)
 
 def load_model(backend: BackendName, path: Path, options: LoadOptions) -> Model:
     """Load without a progress display. Raises InvalidModelFile, BackendUnavailable, BackendError."""
-    return open_model(backend, path, options, progress=lambda fraction: None, check=lambda: None)
+    return open_model(backend, path, options)
 
 
 def load_pair(backend: BackendName, target: Path, draft: Path, options: LoadOptions) -> Engine:

@@ -36,7 +36,7 @@ def main(target: Path, head: Path, backend: BackendName, tokens: int, threads: i
     rows = []
     for stated in [true, *list_readings(true, backend, model.layer_count)]:
         start_s = perf_counter()
-        found = HeadProbe(model, head, backend, lambda: None, n_tokens=tokens).run(stated)
+        found = HeadProbe(model, head, backend, n_tokens=tokens).run(stated)
         rows.append(
             {
                 "stated": describe_reading(stated),

@@ -109,7 +109,7 @@ def open_head(model: Model, path: Path) -> AttachedHead:
     spec = read_head(path)
     if spec is None:
         raise click.ClickException(f"{path} holds no trained head.")
-    head = model.load_head(spec, path, progress=lambda fraction: None, check=lambda: None)
+    head = model.load_head(spec, path)
     head.shorten()
     return head
 

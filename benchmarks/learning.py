@@ -74,7 +74,7 @@ class Learner:
     events: list[str] = field(default_factory=list)
 
     def measure(self, path: Path, texts: Sequence[TrainingText]) -> dict[str, Matrix]:
-        return measure_chains(Student.open(path).network, texts, DEPTH, lambda: None)
+        return measure_chains(Student.open(path).network, texts, DEPTH)
 
     @property
     def path(self) -> Path:
@@ -93,7 +93,7 @@ class Learner:
         found = return_to_best(self.pair, self.base, lambda path: self.measure(path, held_out))
         self.events.append("" if found is None else f"back to {found.version}; ")
         student = Student.open(self.path)
-        before = measure_chains(student.network, held_out, DEPTH, lambda: None)
+        before = measure_chains(student.network, held_out, DEPTH)
         student.train_all()
         with tempfile.TemporaryDirectory() as folder:
             parts = Parts(train, self.reader, Path(folder))
@@ -102,8 +102,8 @@ class Learner:
             parts.fill(lambda done, total: None)
             began_s += process_time() - read_s
             trainer = Trainer(student.network, distillation, parts, self.options, Path(folder), _UNHURRIED)
-            result = trainer.run(lambda progress: None, lambda: None)
-        gain = compare(before, measure_chains(student.network, held_out, DEPTH, lambda: None))
+            result = trainer.run()
+        gain = compare(before, measure_chains(student.network, held_out, DEPTH))
         if gain.is_better:
             card = Card("model", "", "", 0, gain, result.seconds / 60)
             self.events[-1] += f"version {self.pair.add(card, student.save).version}"
@@ -124,7 +124,7 @@ def main(memory: Path, target: Path, draft: Path, block: int, epochs: int, learn
         texts = read_texts(store, identify_tokenizer(model.tokenizer), documents=False)
     sources = list(dict.fromkeys(text.source for text in texts))
     options = TrainOptions(epochs=epochs, learning_rate=learning_rate)
-    with tempfile.TemporaryDirectory() as folder, closing(model.open_session(lambda: None)) as session:
+    with tempfile.TemporaryDirectory() as folder, closing(model.open_session()) as session:
         pair = AdaptedDrafts(Path(folder)).pair(target, draft)
         learner = Learner(pair, draft, Reader(session), options)
         rows: list[dict[str, Any]] = []

@@ -119,7 +119,7 @@ def main(
     engine = Engine(model, loaded, PLAIN, memory=Memory(Path(folder.name), "benchmark", 2**26) if memory else None)
     if curve is not None and unit is not None:
         curve = Profile(curve.rows, {name_draft(source): DraftCost({1: unit * curve.seconds(1)})})
-    profile = curve or engine.measure(2.0, lambda: None)
+    profile = curve or engine.measure(2.0)
     arms = [make_arm(name, profile, is_fixed=curve is not None) for name in ("plain", *names)]
     prompts = [each for each in list_prompts(n, categories, chat) if fits(engine, each, context - tokens)]
     sampling = SamplingParams(temperature=temperature)

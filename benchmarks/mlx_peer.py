@@ -166,7 +166,7 @@ class Comparison:
 
     def _compare_output(self, name: str, prompt: list[int], reference: Sequence[int], output: Sequence[int]) -> None:
         found = self.divergences[name]
-        with closing(self.engine.target.open_session(lambda: None)) as session:
+        with closing(self.engine.target.open_session()) as session:
             fork = first_divergence(session, prompt, reference, output)
         if fork:
             found.append({"position": fork.position, "gap": fork.gap, "noise": fork.noise, "near": fork.is_near_tie})

@@ -88,12 +88,10 @@ class Pair:
 
     def __init__(self, target: Model, draft: Model, length: int, cores: tuple[int, int] | None) -> None:
         self.tokenizer = target.tokenizer
-        self.target = target.open_session(lambda: None)
+        self.target = target.open_session()
         vocab_size = self.tokenizer.vocab_size
-        self.ahead = AheadSession(
-            TruncatedSession(draft.open_session(lambda: None), vocab_size), cores[1] if cores else None
-        )
-        beside = TruncatedSession(draft.open_session(lambda: None), vocab_size)
+        self.ahead = AheadSession(TruncatedSession(draft.open_session(), vocab_size), cores[1] if cores else None)
+        beside = TruncatedSession(draft.open_session(), vocab_size)
         self.arms = [Arm("plain", 0), Arm("drafting", length, beside), Arm("ahead", length, self.ahead)]
 
     def run(self, arm: Arm, prompt: Sequence[int], max_tokens: int) -> list[Step]:
@@ -247,7 +245,7 @@ def main(
 def _measure(
     pair: Pair, draft: Model, prompts: Sequence[Sequence[int]], tokens: int, repeats: int
 ) -> dict[str, dict[str, Any]]:
-    costs = pair.measure_costs(draft.open_session(lambda: None))
+    costs = pair.measure_costs(draft.open_session())
     for name, cost in costs.items():
         click.echo(f"{name:>8}: {cost['alone_ms']:8.3f} ms alone, {cost['beside_ms']:8.3f} ms beside", err=True)
     started = perf_counter()

@@ -58,7 +58,7 @@ def main(
 ) -> None:
     """Compare five ways to draft with plain decoding."""
     engine = load_pair(backend, target, draft, LoadOptions(threads=threads, context_size=1024, exact=exact))
-    session = engine.target.open_session(lambda: None)
+    session = engine.target.open_session()
     metrics: dict[str, list[Metrics]] = defaultdict(list)
     ratios: dict[str, list[float]] = defaultdict(list)
     divergences: dict[str, list[dict[str, Any]]] = {name: [] for name in ARMS}

@@ -180,7 +180,7 @@ def load_target(path: Path, options: LoadOptions, draft: TimedModel) -> Model:
     """The target under settings measured for it, which `draft` gets too."""
     model = load_model("llamacpp", path, options)
     assert isinstance(model, LlamaModel)
-    settings = model.measure_settings(SETTINGS_S, lambda: None)
+    settings = model.measure_settings(SETTINGS_S)
     if settings is not None:
         model.use(settings)
         draft.use(settings)

@@ -137,7 +137,7 @@ def run(session: Session, text: Text, arm: str, stats: DraftStats, n_tokens: int
 def main(target: Path, n_lines: int, tokens: int, repeats: int) -> None:
     """Compare the lengths of drafts."""
     model = load_model("llamacpp", target, LoadOptions(threads=1, context_size=32 * n_lines))
-    session = model.open_session(lambda: None)
+    session = model.open_session()
     profile = Profile(measure_rows(session, PROFILE_S))
     stats = {arm: DraftStats(profile) for arm in ARMS}
     results: list[dict[str, Any]] = []

@@ -37,10 +37,8 @@ def main(
     """Time the target and each METHOD at each context length."""
     options = LoadOptions(context_size=max(contexts) + 64, threads=1 if backend == "llamacpp" else None)
     model = load_model(backend, target, options)
-    session = model.open_session(lambda: None)
-    drafts = {
-        name: open_self_draft(model, name, copies / target.stem).open_session(session, lambda: None) for name in methods
-    }
+    session = model.open_session()
+    drafts = {name: open_self_draft(model, name, copies / target.stem).open_session(session) for name in methods}
     text = [100 + i % 50 for i in range(max(contexts))]
     rows = []
     for context in contexts:

@@ -132,7 +132,7 @@ def open_self_draft(model: Model, name: str, folder: Path) -> AttachedDraft:
     method = parse(name)
     if method is None:
         raise click.BadParameter(f"{name} is not a self-draft.", param_hint="--method")
-    return model.make_self_draft(method, folder=folder, progress=lambda fraction: None, check=lambda: None)
+    return model.make_self_draft(method, folder=folder)
 
 
 def make_request(prompt: str, tokens: int) -> Request:

@@ -39,7 +39,7 @@ def parse_numbers(_context: click.Context, _option: click.Parameter, text: str) 
 def open_arm(model: LlamaModel, settings: RuntimeSettings, cells: int, closing: ExitStack) -> LlamaSession:
     """A session under `settings`."""
     model.use(settings)
-    session = model.open_as(LlamaSession, lambda: None, cells)
+    session = model.open_as(LlamaSession, cells)
     closing.callback(session.close)
     read_prompt(session, [1])
     return session
@@ -94,7 +94,7 @@ def main(
     """Time forwards of the GGUF file MODEL."""
     options = LoadOptions(threads=threads, context_size=2 * (max(contexts) + ROOM))
     target = load(model, options)
-    settings = target.measure_settings(seconds, lambda: None) or RuntimeSettings()
+    settings = target.measure_settings(seconds) or RuntimeSettings()
     for line in settings.describe():
         click.echo(line, err=True)
     found = []

@@ -45,7 +45,7 @@ def main(
     """Write the traces of all prompts that fit into the context to OUT."""
     options = LoadOptions(threads=1, context_size=CONTEXT)
     engine = Engine(load_model("llamacpp", target, options), [], PLAIN)
-    session = load_model("llamacpp", draft, options).open_session(lambda: None)
+    session = load_model("llamacpp", draft, options).open_session()
     drafter = SequentialDrafter("model", ModelDraftSession(session, engine.target.tokenizer.vocab_size))
     traces = []
     for prompt in take_per_category(read_prompts(file) if file else read_shipped_prompts(), per_category):

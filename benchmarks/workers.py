@@ -137,7 +137,7 @@ class Client:
         self._requests = [Request(text, SamplingParams(temperature=0.0), tokens) for text in CODE[:prompts]]
         self._texts = [generate(alone, PLAIN, request).tokens for request in self._requests]
         self._prompts = [alone.encode(text) for text in CODE[:prompts]]
-        self._session = alone.target.open_session(lambda: None)
+        self._session = alone.target.open_session()
         self._arms = {"plain": PLAIN, "drafts": Speculation(("model",), draft_max)}
         if autopilot:
             self._arms["autopilot"] = Speculation(("ngram", "model"))

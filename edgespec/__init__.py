@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         TemplateError,
         UnknownModel,
     )
-    from edgespec.models.load_config import Reporter
+    from edgespec.progress import Reporter
     from edgespec.text.chat_template import Message
     from edgespec.text.stream import Piece
     from edgespec.text.tool_calls import ToolCall
@@ -40,7 +40,7 @@ else:
         "edgespec.api.model": ("AsyncModel", "AsyncReplyStream", "Model", "Reply", "ReplyStream", "load", "load_async"),
         "edgespec.api.options": ("GenerationArguments", "LoadArguments"),
         "edgespec.core.metrics": ("Metrics",),
-        "edgespec.models.plan": ("Reporter",),
+        "edgespec.progress": ("Reporter",),
         "edgespec.client.client": ("ModelInfo",),
         "edgespec.text.chat_template": ("Message",),
         "edgespec.text.stream": ("Piece",),

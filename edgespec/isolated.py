@@ -16,6 +16,7 @@ from threading import Lock
 from time import monotonic
 from typing import Any, TypeVar
 
+from edgespec.cancel import check_cancelled
 from edgespec.errors import Cancelled
 
 T = TypeVar("T")
@@ -33,9 +34,7 @@ class ChildStopped(ChildDied):
     """A Helper's process took too much time or memory for an answer, and would again."""
 
 
-def run_in_child(
-    work: Callable[..., T], *args: Any, check: Callable[[], None], on_poll: Callable[[], None] = lambda: None
-) -> T:
+def run_in_child(work: Callable[..., T], *args: Any, on_poll: Callable[[], None] = lambda: None) -> T:
     """The result of `work`, an importable function, for `args`. Calls `check` and `on_poll` 10 times a second.
 
     The main module of the program is not imported again, as multiprocessing does: a script that has no guard for that
@@ -50,7 +49,7 @@ def run_in_child(
                     answer, _ = child.communicate(timeout=_POLL_S)
                     break
                 try:
-                    check()
+                    check_cancelled()
                     on_poll()
                 except Cancelled:
                     child.terminate()

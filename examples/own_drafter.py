@@ -44,8 +44,8 @@ class BigramDrafter(Drafter):
 
 
 with as_file(files("edgespec") / "assets/python-6m/target.gguf") as path:
-    target = open_model("llamacpp", path, LoadOptions(threads=1), progress=lambda _: None, check=lambda: None)
-    session, tokenizer = target.open_session(lambda: None), target.tokenizer
+    target = open_model("llamacpp", path, LoadOptions(threads=1))
+    session, tokenizer = target.open_session(), target.tokenizer
     verifier = SampleMatching(Sampler(SamplingParams(temperature=0), tokenizer.vocab_size), CounterRng(1))
     controller = FixedLength([BigramDrafter()], Budget(depth=4, nodes=4), tokenizer.vocab_size)
     prompt, stop = encode_prompt(tokenizer, "def read_lines(path):\n", parse_special=True), tokenizer.end_of_generation

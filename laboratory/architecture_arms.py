@@ -96,7 +96,7 @@ def compare(model: Path, plain: Sequence[edgespec.Reply], others: Sequence[edges
         if one.tokens == other.tokens:
             continue
         loaded = load_model("llamacpp", model, LoadOptions(context_size=256, threads=1))
-        session = loaded.open_session(lambda: None)
+        session = loaded.open_session()
         tokens = loaded.tokenizer.encode(prompt, parse_special=True)
         fork = first_divergence(session, tokens, one.tokens, other.tokens)
         session.close()

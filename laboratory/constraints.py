@@ -220,9 +220,7 @@ def open_engine(vocabulary: Path, runtime: Runtime) -> Iterator[Engine]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / ("model.gguf" if runtime == "llamacpp" else "model")
         (write_gguf if runtime == "llamacpp" else write_mlx)(vocabulary, path, TEMPLATE)
-        target, draft = (
-            open_model(runtime, path, options, progress=lambda done: None, check=lambda: None) for _ in range(2)
-        )
+        target, draft = (open_model(runtime, path, options) for _ in range(2))
         specs = drafter_specs()
         drafters = [LoadedDrafter(specs["ngram"], "ngram", None), LoadedDrafter(specs["model"], "model", draft)]
         engine = Engine(target, drafters, Speculation())

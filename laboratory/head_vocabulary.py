@@ -100,7 +100,7 @@ def measure_price(shape: Shape, vocabulary: int, keep: int) -> dict[str, float]:
 def time_round(head: MlxHead, model: MlxModel) -> tuple[float, float]:
     """(seconds of a draft of three tokens, seconds of the target's forward on it); the least of a few rounds."""
     text, times = list(range(TEXT)), []
-    with closing(model.open_session()) as session, closing(head.open_session(session, lambda: None)) as draft:
+    with closing(model.open_session()) as session, closing(head.open_session(session)) as draft:
         assert isinstance(draft, HeadSession)
         read_prompt(session, text[:-1])
         draft.begin(text)
@@ -173,7 +173,7 @@ def measure_acceptance(folder: Path, kept: int, texts: list[str], tokens: int) -
     model = load_model("mlx", TARGET, LoadOptions(context_size=1024))
     spec = read_head(folder)
     assert spec is not None
-    head = model.load_head(spec, folder, progress=lambda fraction: None, check=lambda: None)
+    head = model.load_head(spec, folder)
     assert isinstance(head, MlxHead)
     engine = Engine(model, [LoadedDrafter(drafter_specs()[head.name], head.name, head)], PLAIN)
     ids = choose_frequent(model.tokenizer, kept)

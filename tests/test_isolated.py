@@ -50,9 +50,9 @@ def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
 
 def test_errors_and_deaths_are_told() -> None:
     with pytest.raises(ZeroDivisionError):
-        run_in_child(divmod, 1, 0, check=lambda: None)
+        run_in_child(divmod, 1, 0)
     with pytest.raises(ChildDied):
-        run_in_child(_die, check=lambda: None)
+        run_in_child(_die)
 
 
 def _die() -> None:
@@ -62,12 +62,12 @@ def _die() -> None:
 def test_modules_of_the_present_folder_are_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "numpy.py").write_text("raise SystemExit\n")
     monkeypatch.chdir(tmp_path)
-    assert run_in_child(divmod, 7, 2, check=lambda: None) == (3, 1)
+    assert run_in_child(divmod, 7, 2) == (3, 1)
 
 
 def test_large_arguments_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.isolated._POLL_S", 0.001)  # the process has read nothing at the first look
-    assert run_in_child(len, b"x" * 300_000, check=lambda: None) == 300_000
+    assert run_in_child(len, b"x" * 300_000) == 300_000
 
 
 def main() -> None:

@@ -19,7 +19,8 @@ from edgespec.core.metrics import Metrics
 from edgespec.engine.events import Event, Request
 from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import BackendError, InvalidRequest
-from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.load_config import LoadConfig
+from edgespec.progress import Reporter
 from edgespec.text.chat_template import Message
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from edgespec.autopilot.drafter_set import limit_time
 from edgespec.autopilot.profile import DraftCost, Profile
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.long_context import extend_cache
+from edgespec.cancel import check_cancelled
 from edgespec.core.decoding import read_prompt
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
-from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Draft, Session
+from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Session
 from edgespec.errors import STOPS, BackendError, reason_of
 
 LOAD_CONTEXTS = (2048,)  # measured on load; what longer ones take is extrapolated
@@ -37,12 +38,7 @@ _REPEATS = 5
 _TRIES, _DISTURBED = 3, 0.9  # of one row's time
 
 
-def measure_rows(
-    session: Session,
-    seconds: float,
-    check: CheckCancelled = lambda: None,
-    clock: Callable[[], float] = perf_counter,
-) -> dict[int, float]:
+def measure_rows(session: Session, seconds: float, clock: Callable[[], float] = perf_counter) -> dict[int, float]:
     """Median seconds of forwards by their rows, up to 64, run for `seconds` and five times each at most.
 
     The first rows, one row twice, are measured even after `seconds`; later ones only where they are expected to end
@@ -58,7 +54,7 @@ def measure_rows(
 
     refill()
     for _ in range(_TRIES):
-        times = _time_rows(session, tokens, _ROWS, _MIN_ROWS, seconds, check, clock, refill)
+        times = _time_rows(session, tokens, _ROWS, _MIN_ROWS, seconds, clock, refill)
         if min(times.values()) > _DISTURBED * times[1]:
             break
     else:
@@ -77,12 +73,7 @@ def choose_contexts(contexts: Sequence[int], context_size: int) -> list[int]:
 
 
 def measure_contexts(
-    target: Session,
-    short: Profile,
-    contexts: Sequence[int],
-    seconds: float,
-    attached: Mapping[str, AttachedDraft],
-    check: CheckCancelled = lambda: None,
+    target: Session, short: Profile, contexts: Sequence[int], seconds: float, attached: Mapping[str, AttachedDraft]
 ) -> Profile:
     """`short` with the costs after longer contexts, which are filled without computing them.
 
@@ -109,13 +100,13 @@ def measure_contexts(
                 _fill(target, tokens[:_START])
                 for name, draft in attached.items():
                     with suppress(BackendError):  # there may be no memory for a second session
-                        session = draft.open_session(target, check)
+                        session = draft.open_session(target)
                         undo.callback(session.close)
                         drafts[name] = session, _time_step(session, target, tokens)
-            check()
+            check_cancelled()
             if extend_cache(target, length) < length:
                 break
-            rows = _time_rows(target, tokens, _LONG_ROWS, _MIN_LONG_ROWS, share_s, check)
+            rows = _time_rows(target, tokens, _LONG_ROWS, _MIN_LONG_ROWS, share_s)
             more_s = {name: _time_step(each, target, tokens) - before_s for name, (each, before_s) in drafts.items()}
             longer[length] = Profile(rows, {name: _slow_down(short.drafts[name], s) for name, s in more_s.items()})
     return replace(short, longer=longer)
@@ -133,9 +124,7 @@ def _slow_down(cost: DraftCost, more_s: float) -> DraftCost:
     return replace(cost, units={n: s + max(0.0, more_s) for n, s in cost.units.items()})
 
 
-def measure_drafters(
-    drafters: Iterable[Drafter], target: Session, check: CheckCancelled = lambda: None
-) -> tuple[dict[str, DraftCost], dict[str, str]]:
+def measure_drafters(drafters: Iterable[Drafter], target: Session) -> tuple[dict[str, DraftCost], dict[str, str]]:
     """(the cost of each drafter that takes time, the reasons of those that fail), by name.
 
     `target` is made to hold a text. A drafter that proposes nothing has no cost and is never asked. Raises Cancelled,
@@ -148,7 +137,7 @@ def measure_drafters(
     for drafter in drafters:
         if not drafter.is_free:
             try:
-                cost = measure_drafter(drafter, tokens, check, lambda: _fill(target, tokens[:-1]))
+                cost = measure_drafter(drafter, tokens, lambda: _fill(target, tokens[:-1]))
             except STOPS:
                 raise
             except BaseException as error:  # noqa: BLE001 - it may be somebody else's code
@@ -161,10 +150,7 @@ def measure_drafters(
 
 
 def measure_drafter(
-    drafter: Drafter,
-    tokens: Sequence[int],
-    check: CheckCancelled = lambda: None,
-    fill: Callable[[], None] = lambda: None,
+    drafter: Drafter, tokens: Sequence[int], fill: Callable[[], None] = lambda: None
 ) -> DraftCost | None:
     """The cost of a drafter after `tokens`; None if it proposes nothing.
 
@@ -176,7 +162,7 @@ def measure_drafter(
     reading_s = []
     n_unread = 0
     for _ in range(2):  # the first is the warm-up
-        check()
+        check_cancelled()
         with limit_time(drafter):
             drafter.begin(tokens[-1:], None)  # another text, so that the tokens are read again
         fill()
@@ -187,7 +173,7 @@ def measure_drafter(
     lengths = [n for n in _BLOCKS if n <= drafter.block_size] if drafter.block_size > 1 else [1]
     units: dict[int, float] = {}
     for n in lengths:
-        check()
+        check_cancelled()
         if drafter.block_size > 1:
             others = [[*tokens[:-1], root] for root in tokens[:_REPEATS]]  # it may remember the draft after a text
             times = [s for text in others for s in _time_units(drafter, text, Budget(n, n))]
@@ -207,7 +193,6 @@ def _time_rows(
     order: Sequence[int],
     n_least: int,
     seconds: float,
-    check: CheckCancelled,
     clock: Callable[[], float] = perf_counter,
     refill: Callable[[], None] = lambda: None,
 ) -> dict[int, float]:
@@ -220,7 +205,7 @@ def _time_rows(
     until = perf_counter() + seconds
     _time_forward(session, tokens, 1)  # warm-up
     for i, rows in enumerate([*order] * _REPEATS):
-        check()
+        check_cancelled()
         if i >= n_least and perf_counter() + _expect_s(times, rows) > until:
             continue
         if session.draft_limit < rows - 1:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import Session
 from edgespec.formats.heads import HeadSpec
 from edgespec.machines.memory import DeviceMemory
 from edgespec.text.tokenizer import Tokenizer
@@ -56,26 +56,22 @@ class Model(Protocol):
     def is_row_invariant(self) -> bool:
         """Whether the scores of a token are the same for any number of rows in its forward; see `LoadOptions.exact`."""
 
-    def open_session(self, check: CheckCancelled, *, shared: bool = False) -> Session:
+    def open_session(self, *, shared: bool = False) -> Session:
         """A session that polls `check`; at most `LoadOptions.caches` of them are `shared`. Raises BackendError."""
 
-    def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
+    def open_embedder(self, cells: int) -> LlamaEmbedder:
         """An embedder for at most `cells` tokens. Raises InvalidRequest where the runtime has none, BackendError."""
 
     @property
     def layer_count(self) -> int: ...
 
-    def make_self_draft(
-        self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
-    ) -> AttachedDraft:
+    def make_self_draft(self, spec: SelfDraftSpec, *, folder: Path) -> AttachedDraft:
         """Load a self-draft. `spec` names its layers; `folder` caches files that take long to make.
 
         `progress` gets 0.0 to 1.0. Raises Unsupported, InvalidRequest, DoesNotFit, BackendError, CacheError, Cancelled.
         """
 
-    def load_head(
-        self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
-    ) -> AttachedHead:
+    def load_head(self, spec: HeadSpec, path: Path) -> AttachedHead:
         """Load the trained head at `path`, which `spec` describes; `progress` gets 0.0 to 1.0.
 
         Raises Unsupported for a head that cannot run on this model, InvalidModelFile, BackendError, Cancelled.
@@ -85,19 +81,12 @@ class Model(Protocol):
         """Free the weights. Sessions are closed before."""
 
 
-def open_model(
-    backend: BackendName,
-    path: Path,
-    options: LoadOptions,
-    *,
-    progress: Callable[[float], None],
-    check: CheckCancelled,
-) -> Model:
+def open_model(backend: BackendName, path: Path, options: LoadOptions) -> Model:
     """Load a checked model file. Raises BackendUnavailable, InvalidModelFile, BackendError, Cancelled."""
     if backend == "llamacpp":
         from edgespec.backends.llamacpp.model import load
 
-        return load(path, options, progress=progress, check=check)
+        return load(path, options)
     if backend == "toy":
         from edgespec.backends.toy import load as load_toy
 
@@ -105,7 +94,7 @@ def open_model(
     require("mlx")
     from edgespec.backends.mlx.model import load as load_mlx
 
-    return load_mlx(path, options, progress=progress, check=check)
+    return load_mlx(path, options)
 
 
 @contextmanager

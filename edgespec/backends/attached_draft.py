@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgespec.core.drafter import BlockSession, DraftSession
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import Session
 from edgespec.errors import InvalidRequest
 from edgespec.formats.heads import HeadKind
 from edgespec.text.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ class AttachedDraft(ABC):
     extra_bytes: int  # of memory, in addition to the target's weights and cache
 
     @abstractmethod
-    def open_session(self, target: Session, check: CheckCancelled) -> Session:
+    def open_session(self, target: Session) -> Session:
         """A session for a `target` of the same model, or a FixedWidthSession's `inner` one. Raises BackendError."""
 
     @abstractmethod
@@ -93,7 +93,7 @@ class AttachedHead(ABC):
         self.extra_bytes = extra_bytes
 
     @abstractmethod
-    def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
+    def open_session(self, target: Session) -> DraftSession | BlockSession:
         """A session for a `target` of the same model that holds no tokens. Raises BackendError, Unsupported."""
 
     def shorten(self) -> None:  # noqa: B027 - most heads cannot

@@ -7,7 +7,7 @@ are chains, because a branch of a tree lies in other cells of the cache than pla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from edgespec.backends.sequence import check_prompt, shared_prefix
 from edgespec.core.arrays import Ints, Logits
 from edgespec.core.decoding import read_prompt
 from edgespec.core.peers import BatchPeers, Yield
-from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session
+from edgespec.core.protocols import Draft, PrefillProgress, Session
 from edgespec.core.sampling import SamplingParams
 from edgespec.core.scores import Scores
 from edgespec.formats.heads import HeadSpec
@@ -131,18 +131,16 @@ class FixedWidthModel:
         # Forwards of a self-draft have any width.
         self.make_self_draft, self.open_embedder, self.close = inner.make_self_draft, inner.open_embedder, inner.close
 
-    def open_session(self, check: CheckCancelled, *, shared: bool = False) -> FixedWidthSession:
-        return FixedWidthSession(self._inner.open_session(check), self.width)
+    def open_session(self, *, shared: bool = False) -> FixedWidthSession:
+        return FixedWidthSession(self._inner.open_session(), self.width)
 
-    def load_head(
-        self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
-    ) -> AttachedHead:
+    def load_head(self, spec: HeadSpec, path: Path) -> AttachedHead:
         raise Unsupported(
             "--exact with forwards of one width takes no trained heads.", hint="Use --draft ngram, or drop --exact."
         )
 
 
-def check_width(model: Model, width: int, check: CheckCancelled) -> bool:
+def check_width(model: Model, width: int) -> bool:
     """Whether drafted tokens change no bit of any score at this width, tried on a short text.
 
     They do for models that run accepted tokens again, in forwards of other widths. Raises Cancelled, BackendError.
@@ -151,7 +149,7 @@ def check_width(model: Model, width: int, check: CheckCancelled) -> bool:
         return True
     found = []
     for longest in (0, width - 1):
-        with closing(FixedWidthSession(model.open_session(check), width)) as session:
+        with closing(FixedWidthSession(model.open_session(), width)) as session:
             size = session.capabilities.vocab_size
             text = [(i * 7919 + 11) % size for i in range(min(_TRIAL, session.capabilities.context_size - 1))]
             read_prompt(session, text[: len(text) // 2])

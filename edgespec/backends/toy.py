@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +14,7 @@ from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDr
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy_session import Kind, ToyModel, ToySession
 from edgespec.core.arrays import Logits
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import Session
 from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.formats.heads import HeadSpec
 
@@ -81,20 +81,16 @@ class ToyRuntimeModel:
         self._kind: Kind = "linear" if name == "linear" else "recurrent" if name == "recurrent" else "tree"
         self.no_tree_reason = None if self._kind == "tree" else "it is the linear or the recurrent toy model"
 
-    def open_session(self, check: CheckCancelled, *, shared: bool = False) -> Session:
-        return ToySession(self._rule, kind=self._kind, context_size=self.context_size, check=check)
+    def open_session(self, *, shared: bool = False) -> Session:
+        return ToySession(self._rule, kind=self._kind, context_size=self.context_size)
 
-    def make_self_draft(
-        self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
-    ) -> AttachedDraft:
+    def make_self_draft(self, spec: SelfDraftSpec, *, folder: Path) -> AttachedDraft:
         raise Unsupported("the toy model has no layers to skip.", hint="Use --draft model.")
 
-    def load_head(
-        self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
-    ) -> AttachedHead:
+    def load_head(self, spec: HeadSpec, path: Path) -> AttachedHead:
         raise Unsupported("the toy model has no hidden states for a head.", hint="Use --draft model.")
 
-    def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
+    def open_embedder(self, cells: int) -> NoReturn:
         raise InvalidRequest("the toy runtime makes no embeddings.", hint="Serve the model with --backend llamacpp.")
 
     def close(self) -> None: ...

@@ -10,9 +10,10 @@ import numpy as np
 
 from edgespec.backends.checkpoints import Checkpoints
 from edgespec.backends.sequence import check_committed, check_forward, check_prompt, kept_tokens, shared_prefix
+from edgespec.cancel import check_cancelled
 from edgespec.core.arrays import Logits
 from edgespec.core.peers import SOLO, Yield
-from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Session
+from edgespec.core.protocols import Capabilities, Draft, PrefillProgress, Session
 from edgespec.core.scores import HostScores, Scores
 
 
@@ -38,20 +39,11 @@ class ToySession:
 
     peers = SOLO
 
-    def __init__(
-        self,
-        model: ToyModel,
-        *,
-        kind: Kind = "tree",
-        context_size: int = 256,
-        chunk: int = 8,
-        check: CheckCancelled = lambda: None,
-    ) -> None:
+    def __init__(self, model: ToyModel, *, kind: Kind = "tree", context_size: int = 256, chunk: int = 8) -> None:
         self.model = model
         self.capabilities = Capabilities(model.vocab_size, context_size, kind == "tree")
         self._is_recurrent = kind == "recurrent"
         self._chunk = chunk
-        self._check = check
         self._cache: list[int] = []
         self._checkpoints = Checkpoints[None]()
         self._pending: tuple[int, Draft] | None = None
@@ -68,7 +60,7 @@ class ToySession:
         check_prompt(tokens, self.capabilities)
         done = reused = self.rewind(shared_prefix(self._cache, tokens, len(tokens) - 1))
         while done < len(tokens):
-            self._check()
+            check_cancelled()
             done = min(done + self._chunk, len(tokens))
             self._cache += tokens[self.position : done]
             yield PrefillProgress(done, len(tokens), reused)
@@ -82,7 +74,7 @@ class ToySession:
         return True
 
     def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
-        self._check()
+        check_cancelled()
         check_committed(self._pending)
         check_forward(self, root, draft)
         base = (*self._cache, root)

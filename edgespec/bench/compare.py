@@ -11,7 +11,8 @@ from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.store import current_setting
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.cancel import check_cancelled
+from edgespec.core.protocols import Session
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import SELF
 from edgespec.engine.draft_eval import DraftEval, Evaluator, Passage
@@ -21,7 +22,7 @@ from edgespec.engine.open import Loader
 from edgespec.engine.selfdraft_cache import Choice, SelfDraftCache
 from edgespec.engine.selfdraft_search import SelfDraftSearch, all_methods
 from edgespec.errors import ContextOverflow, DraftRefused, EdgespecError, InvalidRequest, UnknownModel
-from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan
 from edgespec.models.tokenizer_compat import find_tokenizer_mismatch
 
@@ -40,7 +41,7 @@ def search_self_draft(
                 rival = loader.load_weights(loader.fetch(drafter.model.source), planned.alone)
                 undo.callback(rival.close)
         cache = SelfDraftCache(path, planned.name)
-        search = SelfDraftSearch(target, cache.folder, seconds, loader.check, loader.reporter.loading)
+        search = SelfDraftSearch(target, cache.folder, seconds)
         choice = search.choose(methods or all_methods(planned.backend), rival)
     draft = str(methods[0]) if len(methods) == 1 else "auto"
     cache.remember(current_setting(planned.backend, planned.options), draft, choice)
@@ -70,12 +71,7 @@ class Answers:
 
 
 def compare_drafts(
-    config: LoadConfig,
-    drafts: Sequence[str],
-    prompts: Sequence[Prompt],
-    max_tokens: int,
-    reporter: Reporter,
-    check: CheckCancelled,
+    config: LoadConfig, drafts: Sequence[str], prompts: Sequence[Prompt], max_tokens: int
 ) -> Iterator[Answers | Compared]:
     """Measure each of `drafts`, as --draft takes them, on greedy answers to `prompts` of the target of `config`.
 
@@ -83,7 +79,7 @@ def compare_drafts(
     all are refused, before the target answers; InvalidRequest where no prompt gets an answer, and whatever a load of
     the target raises.
     """
-    loader = Loader(reporter, check)
+    loader = Loader()
     plans = {draft: _plan_draft(loader, replace(config, draft=draft)) for draft in drafts}
     refused = {draft: each.message for draft, each in plans.items() if isinstance(each, EdgespecError)}
     if len(refused) == len(plans):
@@ -92,14 +88,14 @@ def compare_drafts(
             f"there is nothing to compare; {reasons}.", hint="Name a draft model, or a self-draft such as layerskip:8."
         )
     with loader.open_target(loader.plan(replace(config, draft="none"))) as (target, path, planned):
-        passages = list(_answer(target, prompts, max_tokens, check))
+        passages = list(_answer(target, prompts, max_tokens))
         if not passages:
             raise InvalidRequest("no prompt fits in the context.", hint="Use a larger --ctx.")
         yield Answers(planned.name, sum(len(each.text) - each.start for each in passages), len(passages))
-        with closing(target.open_session(check)) as session:
-            evaluator = Evaluator(session, passages, check)
+        with closing(target.open_session()) as session:
+            evaluator = Evaluator(session, passages)
             for draft in drafts:
-                check()
+                check_cancelled()
                 try:
                     if isinstance(asked := plans[draft], EdgespecError):
                         raise asked
@@ -127,7 +123,7 @@ def _plan_draft(loader: Loader, config: LoadConfig) -> Plan | EdgespecError:
     return planned
 
 
-def _answer(target: Model, prompts: Sequence[Prompt], max_tokens: int, check: CheckCancelled) -> Iterator[Passage]:
+def _answer(target: Model, prompts: Sequence[Prompt], max_tokens: int) -> Iterator[Passage]:
     """The answers, without those whose prompt does not fit and those of a few tokens."""
     engine = Engine(target, (), Speculation())
     try:
@@ -135,7 +131,7 @@ def _answer(target: Model, prompts: Sequence[Prompt], max_tokens: int, check: Ch
             with suppress(ContextOverflow):
                 before = engine.encode(prompt)
                 request = Request(prompt, SamplingParams(temperature=0), max_tokens)
-                for event in engine.stream(request, check):
+                for event in engine.stream(request):
                     if isinstance(event, Finished) and len(event.tokens) >= _MIN_ANSWER:
                         yield Passage([*before, *event.tokens[:-1]], len(before) - 1)
     finally:
@@ -156,11 +152,11 @@ def _open_draft(
         source = loader.load_source(target, path, drafter, found, planned)
         undo.callback(source.close)
         if isinstance(source, AttachedDraft):
-            opened, size = source.open_session(session, loader.check), source.extra_bytes
+            opened, size = source.open_session(session), source.extra_bytes
         elif reason := find_tokenizer_mismatch(target.tokenizer, source.tokenizer):
             raise DraftRefused(f"this draft does not fit this target: {reason}.", hint="Use another draft.")
         else:
-            opened = source.open_session(loader.check)
+            opened = source.open_session()
             size = asked.fit.draft.total if asked.fit.draft is not None else 0
         undo.callback(opened.close)
         yield opened, size

@@ -13,7 +13,8 @@ from edgespec.autopilot.stats import DraftStats
 from edgespec.bench.divergence import first_divergence
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.records import Run
-from edgespec.core.protocols import CheckCancelled, Session, Step
+from edgespec.cancel import check_cancelled
+from edgespec.core.protocols import Session, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
@@ -72,17 +73,17 @@ class Bench:
         turns = sum(len(prompt.turns) for prompt in self.prompts)
         return len(self.arms) * self.repeats * turns * len(self.temperatures)
 
-    def run(self, profile: Profile, check: CheckCancelled) -> Iterator[Run | Skipped]:
+    def run(self, profile: Profile) -> Iterator[Run | Skipped]:
         """Yield the runs; `profile` is the engine's. Raises Cancelled, BackendError.
 
         The engine's own statistics are restored at the end.
         """
         self._profile = profile
         saved = self.engine.draft_stats
-        session = self.engine.target.open_session(check)
+        session = self.engine.target.open_session()
         skipped: set[str] = set()
         try:
-            self._warm_up(session, check)
+            self._warm_up(session)
             self._draft_stats = DraftStats(self._profile)
             for repeat in range(self.repeats):
                 for prompt in self.prompts:
@@ -91,7 +92,7 @@ class Bench:
                             continue
                         try:
                             for arm in self.arms if repeat % 2 == 0 else reversed(self.arms):
-                                yield from self._converse(session, arm, prompt, temperature, repeat, check)
+                                yield from self._converse(session, arm, prompt, temperature, repeat)
                         except ContextOverflow as error:
                             skipped.add(prompt.id)
                             yield Skipped(prompt.id, error.message)
@@ -99,17 +100,17 @@ class Bench:
             self.engine.draft_stats = saved
             session.close()
 
-    def _warm_up(self, session: Session, check: CheckCancelled) -> None:
+    def _warm_up(self, session: Session) -> None:
         """Run every arm once on the first prompt that fits, without recording it."""
         self._draft_stats = DraftStats(self._profile)
         for prompt in self.prompts:
             with suppress(ContextOverflow):
                 for arm in self.arms:
-                    list(self._converse(session, arm, prompt, 0.0, 0, check))
+                    list(self._converse(session, arm, prompt, 0.0, 0))
                 return
 
     def _converse(
-        self, session: Session, arm: Arm, prompt: BenchPrompt, temperature: float, repeat: int, check: CheckCancelled
+        self, session: Session, arm: Arm, prompt: BenchPrompt, temperature: float, repeat: int
     ) -> Iterator[Run]:
         """Run all turns of a conversation; yields a record for each."""
         engine = self.engine
@@ -122,14 +123,14 @@ class Bench:
             messages.append(Message("user", turn))
             request = Request(tuple(messages), SamplingParams(temperature=temperature), self.max_tokens, seed=repeat)
             answer, steps = "", []
-            for event in engine.stream(request, check):
+            for event in engine.stream(request):
                 if isinstance(event, Piece):
                     answer += event.text if event.channel == "answer" else ""  # reasoning is not sent back
                 elif isinstance(event, Step):
                     steps.append(event)
                 elif isinstance(event, Finished):
                     finished = event
-            check()  # a cancelled generation is not recorded
+            check_cancelled()  # a cancelled generation is not recorded
             messages.append(Message("assistant", answer))
             key = (f"{prompt.id}/{at + 1}", temperature)
             text = engine.encode(request.prompt)

@@ -14,8 +14,8 @@ from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.bench.divergence import Divergence, first_divergence
 from edgespec.bench.runner import Arm, Skipped, list_arms
+from edgespec.cancel import check_cancelled
 from edgespec.core.metrics import Metrics
-from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.engine.model_info import ModelInfo
@@ -70,12 +70,7 @@ def choose_arms(drafters: Sequence[str]) -> list[Arm]:
 
 
 def verify(
-    engine: Engine,
-    model_info: ModelInfo,
-    arms: Sequence[Arm],
-    cases: Sequence[Case],
-    max_tokens: int,
-    check: CheckCancelled,
+    engine: Engine, model_info: ModelInfo, arms: Sequence[Arm], cases: Sequence[Case], max_tokens: int
 ) -> Iterator[Outcome | Skipped]:
     """Answer each case by every arm, plain decoding first, at temperature 0. Raises Cancelled, BackendError.
 
@@ -83,7 +78,7 @@ def verify(
     """
     stats, speculation = engine.draft_stats, engine.speculation
     engine.draft_stats = DraftStats(stats.costs.profile)
-    session, opening = engine.target.open_session(check), model_info.template.calls.opening
+    session, opening = engine.target.open_session(), model_info.template.calls.opening
     try:
         for case in cases:
             plain: Finished | None = None
@@ -93,8 +88,8 @@ def verify(
                 prompt = engine.prompts.encode(request.prompt, request.variables, request.start).tokens
                 for arm in arms:
                     engine.speculation = Speculation(arm.drafters, arm.gamma, acceptance="sample")
-                    finished, calls, text = _answer(engine, spec, model_info, request, check)
-                    check()
+                    finished, calls, text = _answer(engine, spec, model_info, request)
+                    check_cancelled()
                     plain = plain or finished
                     yield Outcome(
                         case=case.id,
@@ -114,11 +109,11 @@ def verify(
 
 
 def _answer(
-    engine: Engine, spec: GenerationSpec, model_info: ModelInfo, request: Request, check: CheckCancelled
+    engine: Engine, spec: GenerationSpec, model_info: ModelInfo, request: Request
 ) -> tuple[Finished, tuple[str, ...], str]:
     """The end of an answer, its whole calls, and its text without them."""
     response, calls, text = spec.make_response(model_info), list[str](), ""
-    for event in engine.stream(request, check):
+    for event in engine.stream(request):
         for part in response.parts(event):
             if isinstance(part, CallEnd) and not part.is_cut:
                 calls.append(f"{part.call.name}({part.call.arguments})")

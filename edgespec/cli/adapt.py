@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.shell_completion import CompletionItem
 
+from edgespec.cancel import Check, cancellable, current_check
 from edgespec.cli.completion import complete_model
 from edgespec.cli.options import FloatRange, json_option, load_config, load_options, offer, open_hub, rare_option
 from edgespec.cli.output import format_table, print_result
 from edgespec.cli.terminal import TerminalReporter
 from edgespec.errors import Cancelled, InvalidRequest, UnknownModel
 from edgespec.options import DRAFT
+from edgespec.progress import reporting
 from edgespec.train.options import WEIGHTS, TrainOptions
 from edgespec.units import count
 
 if TYPE_CHECKING:
-    from edgespec.core.protocols import CheckCancelled
     from edgespec.models.versions import AdaptedDrafts, AdaptedPair, Card, Gain
     from edgespec.train.run import Adaptation
 
@@ -207,16 +208,18 @@ def train_command(
     throttle = Throttle(limit_s, must_stop=(lambda: False) if on_battery else is_on_battery)
     config = AdaptConfig(load_config(model, options), method, train, documents, throttle, newest)
     (registry, hub), drafts, reporter = open_hub(), open_drafts(), TrainingReporter()
-    planned = plan_training(config, registry, hub, reporter)
+    with reporting(reporter):
+        planned = plan_training(config, registry, hub)
     _ask_consent(drafts, yes)
     lower_priority()
 
-    def work(check: CheckCancelled) -> Iterator[Adaptation]:
-        check = _with_leave(check, parent, drafts)
-        notice_slow_blas(reporter)
-        yield Adapter(registry, hub, drafts, reporter, check, memory_folder()).run(config, planned)
+    def work() -> Iterator[Adaptation]:
+        notice_slow_blas()
+        with cancellable(_with_leave(parent, drafts)):
+            done = Adapter(registry, hub, drafts, reporter, memory_folder()).run(config, planned)
+        yield done
 
-    (done,) = run_work(work, is_training=True)
+    (done,) = run_work(work, reporter, is_training=True)
     print_result(describe_result(done), [format_result(done)], as_json=as_json)
     if not as_json and done.stopped is not None:
         click.echo("note: The training ended early: the time was up.", err=True)
@@ -225,12 +228,14 @@ def train_command(
         click.echo(f"note: {draft} is used again: {gain}", err=True)
 
 
-def _with_leave(check: CheckCancelled, parent: int | None, drafts: AdaptedDrafts) -> CheckCancelled:
-    """`check` that also raises Cancelled once the process `parent` is not the parent of this one.
+def _with_leave(parent: int | None, drafts: AdaptedDrafts) -> Check:
+    """The present check, that also raises Cancelled once the process `parent` is not the parent of this one.
 
     It raises InvalidRequest once the texts may no longer be trained on.
     """
     from edgespec.models.versions import may_train
+
+    check = current_check()
 
     def check_all() -> None:
         check()

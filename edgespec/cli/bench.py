@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from edgespec.bench.runner import Bench, Skipped
     from edgespec.client.local import LocalEngine
     from edgespec.client.stream import Stream
-    from edgespec.core.protocols import CheckCancelled
     from edgespec.engine.loaded_model import LoadedModel
 
 _PROFILE_S = 10.0
@@ -156,10 +155,10 @@ def _record(local: LocalEngine, bench: Bench, header: Header, raw: Path, records
 
     reporter = TerminalReporter()
 
-    def work(check: CheckCancelled) -> Iterator[Cost | Run | Skipped]:
-        profile = bench.engine.measure(_PROFILE_S, check)
+    def work() -> Iterator[Cost | Run | Skipped]:
+        profile = bench.engine.measure(_PROFILE_S)
         yield Cost(32, profile.rows, profile.drafts)
-        yield from bench.run(profile, check)
+        yield from bench.run(profile)
 
     with raw.open("w", encoding="utf-8") as file:
 

@@ -167,6 +167,7 @@ def _describe_machine() -> dict[str, Any]:
 
 def _check_runtime(name: str) -> dict[str, Any]:
     from edgespec.backends.llamacpp.library import rebuild_command
+    from edgespec.cancel import cancellable
     from edgespec.isolated import ChildDied, run_in_child
 
     def check() -> None:
@@ -176,7 +177,8 @@ def _check_runtime(name: str) -> dict[str, Any]:
     _, package, probe = _RUNTIMES[name]
     until_s = monotonic() + _PROBE_S
     try:
-        return {"version": importlib.metadata.version(package), "state": "works", **run_in_child(probe, check=check)}
+        with cancellable(check):
+            return {"version": importlib.metadata.version(package), "state": "works", **run_in_child(probe)}
     except importlib.metadata.PackageNotFoundError:
         if name == "mlx" and (platform.system(), platform.machine()) != ("Darwin", "arm64"):
             return {"state": "unsupported", "reason": "MLX is for Apple Silicon"}

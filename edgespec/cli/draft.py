@@ -20,13 +20,12 @@ from edgespec.cli.options import (
     rare_option,
 )
 from edgespec.cli.output import format_table, print_result
-from edgespec.cli.terminal import TerminalReporter, report_activity
+from edgespec.cli.terminal import report_activity
 from edgespec.errors import DraftRefused, InvalidRequest, UnknownModel
 from edgespec.units import gib
 
 if TYPE_CHECKING:
     from edgespec.bench.compare import Answers, Compared
-    from edgespec.core.protocols import CheckCancelled
     from edgespec.engine.selfdraft_cache import Choice
     from edgespec.text.chat_template import Message
     from edgespec.train.run import Adaptation
@@ -62,9 +61,7 @@ def compare_command(target: str, drafts: tuple[str, ...], max_tokens: int, as_js
     config = load_config(target, {**options, "draft": "none"})
     rows: list[Compared] = []
     report_activity(f"{target} answers prompts …")
-    events: Iterator[Answers | Compared] = run_work(
-        lambda check: compare_drafts(config, drafts, _read_prompts(), max_tokens, TerminalReporter(), check)
-    )
+    events: Iterator[Answers | Compared] = run_work(lambda: compare_drafts(config, drafts, _read_prompts(), max_tokens))
     for event in events:
         if isinstance(event, Compared):
             rows.append(event)
@@ -153,10 +150,9 @@ def build_command(model: str | None, methods: tuple[str, ...], seconds: float, a
             raise InvalidRequest(f"'{text}' is not a self-draft.", hint="Use layerskip, qspec or sparse.")
         specs.append(spec)
     request = load_config(model, {**options, "draft": "auto"})
-    reporter = TerminalReporter()
 
-    def work(check: CheckCancelled) -> Iterator[tuple[SelfDraftSearch, Choice]]:
-        yield search_self_draft(Loader(reporter, check), request, specs, seconds)
+    def work() -> Iterator[tuple[SelfDraftSearch, Choice]]:
+        yield search_self_draft(Loader(), request, specs, seconds)
 
     ((search, choice),) = run_work(work)
     tried = {**search.trials, **({RIVAL: search.rival} if search.rival else {})}
@@ -207,11 +203,11 @@ def train_command(
     reporter = TrainingReporter()
     lower_priority()
 
-    def work(check: CheckCancelled) -> Iterator[Adaptation]:
-        notice_slow_blas(reporter)
-        yield HeadTrainer(*open_hub(), open_drafts(), reporter, check).run(config)
+    def work() -> Iterator[Adaptation]:
+        notice_slow_blas()
+        yield HeadTrainer(*open_hub(), open_drafts(), reporter).run(config)
 
-    (done,) = run_work(work, is_training=True)
+    (done,) = run_work(work, reporter, is_training=True)
     print_result(describe_result(done), [format_result(done)], as_json=as_json)
     if not as_json and done.stopped is not None:
         click.echo("note: The training ended early: the time was up.", err=True)

@@ -14,9 +14,10 @@ from edgespec.client.local import LocalEngine
 from edgespec.client.stream import Stream
 from edgespec.client.worker import Work, Worker
 from edgespec.core.metrics import ReadingClock
-from edgespec.core.protocols import CheckCancelled, PrefillProgress, Step
+from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.engine.events import Event, Finished, Notice
-from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.load_config import LoadConfig
+from edgespec.progress import Reporter, reporting
 from edgespec.text.stream import Piece
 
 T = TypeVar("T")
@@ -40,7 +41,7 @@ def open_engine(
     return engine
 
 
-def _echo_native_log(_check: CheckCancelled) -> Iterator[None]:
+def _echo_native_log() -> Iterator[None]:
     """Print the runtime's own log to stderr from now on."""
     from edgespec.backends.llamacpp.library import library
 
@@ -48,13 +49,15 @@ def _echo_native_log(_check: CheckCancelled) -> Iterator[None]:
     yield None
 
 
-def run_work(work: Work[T], *, is_training: bool = False) -> Iterator[T]:
-    """Events of `work` on a thread that may use models; Ctrl-C cancels it.
+def run_work(work: Work[T], reporter: Reporter | None = None, *, is_training: bool = False) -> Iterator[T]:
+    """Events of `work` on a thread that may use models; Ctrl-C cancels it. It reports to the terminal by default.
 
     Trainings wait for it to end, unless it `is_training` itself.
     """
     with closing(Worker() if is_training else LocalEngine()) as worker:
-        yield from interruptible(worker.submit(work))
+        with reporting(reporter or TerminalReporter()):
+            stream = worker.submit(work)
+        yield from interruptible(stream)
 
 
 @dataclass

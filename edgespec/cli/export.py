@@ -13,6 +13,7 @@ from edgespec.cli.output import open_output, require_new
 from edgespec.cli.terminal import TerminalReporter
 from edgespec.errors import InvalidRequest
 from edgespec.options import BACKEND, DRAFT
+from edgespec.progress import reporting
 
 if TYPE_CHECKING:
     from edgespec.backends import BackendName
@@ -56,7 +57,8 @@ def export_command(
     request = load_config(
         model, {"backend": _choose_backend(backend, engine) or "auto", "draft": draft, "memory": True}
     )
-    plan = gather(request, *open_hub(), TerminalReporter(), target_id, draft_id)
+    with reporting(TerminalReporter()):
+        plan = gather(request, *open_hub(), target_id, draft_id)
     choice, exported = export(plan, engine)
     remarks = list(list_remarks(plan, engine, choice, exported))
     script = format_script(exported, remarks, with_files=output is None)

@@ -22,8 +22,8 @@ from edgespec.client.local import LocalEngine
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import Cancelled, EdgespecError
-from edgespec.models.load_config import Quiet
 from edgespec.models.registry import EMBEDDED_ALIAS
+from edgespec.progress import QUIET
 from edgespec.text.chat_template import Message
 
 _TOKENS = 24  # tokens of an answer
@@ -105,13 +105,13 @@ def check_places(backends: Sequence[str], begin: Callable[[str], None]) -> Itera
 
 def _open(backend: str, options: Mapping[str, Any]) -> LocalEngine:
     settings = {"backend": backend, "draft": _DRAFT, "ctx": 512, **options}
-    return open_engine(build_load_config(EMBEDDED_ALIAS, settings), reporter=Quiet())
+    return open_engine(build_load_config(EMBEDDED_ALIAS, settings), reporter=QUIET)
 
 
 def _compare(host: LocalEngine, wanted: Sequence[Finished], local: LocalEngine) -> tuple[int, float]:
     """(plain answers of `local` that are those of `host`, the widest gap where others part from them)"""
     here, gaps, same = host.require_loaded().engine, [0.0], 0
-    with closing(here.target.open_session(lambda: None)) as session:
+    with closing(here.target.open_session()) as session:
         for text, one, other in zip(_texts(), wanted, _answer_all(local), strict=True):
             same += one.tokens == other.tokens
             fork = first_divergence(session, here.encode(text), one.tokens, other.tokens)

@@ -13,6 +13,7 @@ from edgespec.cli.options import confirm, json_option, offer, open_hub, parse_ba
 from edgespec.cli.output import format_groups, print_result
 from edgespec.cli.terminal import TerminalReporter
 from edgespec.options import BACKEND, DRAFT, OPTIONS
+from edgespec.progress import notice, reporting
 from edgespec.units import gib
 
 if TYPE_CHECKING:
@@ -38,19 +39,21 @@ def pull_command(model: str, draft: str, ctx: int | None, backend: str, force: b
     from edgespec.backends.options import LoadOptions
     from edgespec.models.cache import RemoteModel
     from edgespec.models.load_config import LoadConfig
-    from edgespec.models.plan import fetch, plan
+    from edgespec.models.plan import plan
     from edgespec.models.report import describe_faster
+    from edgespec.models.resolve import fetch_source
 
     registry, hub = open_hub()
-    reporter, options = TerminalReporter(), LoadOptions(context_size=ctx)
+    options = LoadOptions(context_size=ctx)
     request = LoadConfig(model, parse_backend(backend), draft, load=options, force=force, fetch_heads=True)
-    planned = plan(request, registry, hub, reporter)
-    if told := describe_faster(planned.metadata):
-        reporter.notice(f"{told}.")
-    for source in planned.sources:
-        if verify and isinstance(source, RemoteModel):
-            hub.verify(source, lambda name: click.echo(f"checking {name}", err=True))
-        click.echo(str(fetch(source, hub, reporter)))
+    with reporting(TerminalReporter()):
+        planned = plan(request, registry, hub)
+        if told := describe_faster(planned.metadata):
+            notice(f"{told}.")
+        for source in planned.sources:
+            if verify and isinstance(source, RemoteModel):
+                hub.verify(source, lambda name: click.echo(f"checking {name}", err=True))
+            click.echo(str(fetch_source(source, hub)))
 
 
 @click.command("list")

@@ -13,11 +13,11 @@ from edgespec.cli.output import print_result
 from edgespec.cli.terminal import TerminalReporter, report_activity
 from edgespec.models.hub_errors import HubUnreachable
 from edgespec.options import DRAFT
+from edgespec.progress import reporting
 from edgespec.units import gib
 
 if TYPE_CHECKING:
     from edgespec.backends import FileBackend
-    from edgespec.core.protocols import CheckCancelled
     from edgespec.models.hub import Hub
     from edgespec.models.load_config import LoadConfig
     from edgespec.models.registry import Registry
@@ -41,11 +41,12 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
     registry, hub = open_hub()
 
-    def work(check: CheckCancelled) -> Iterator[dict[str, Any]]:
-        yield from report_plan(request, registry, hub, TerminalReporter(), check, report_activity, measure=not no_speed)
+    def work() -> Iterator[dict[str, Any]]:
+        yield from report_plan(request, registry, hub, report_activity, measure=not no_speed)
 
     try:
-        *_, facts = work(lambda: None) if no_speed else run_work(work)
+        with reporting(TerminalReporter()):
+            *_, facts = work() if no_speed else run_work(work)
     except HubUnreachable as error:
         report_activity("")
         _plan_by_registry(request, registry, hub, error, as_json=as_json)

@@ -14,7 +14,6 @@ from edgespec.options import BACKEND
 from edgespec.units import GIB
 
 if TYPE_CHECKING:
-    from edgespec.core.protocols import CheckCancelled
     from edgespec.models.catalogue import Candidate, Recommendations
     from edgespec.models.registry import Task
 
@@ -58,8 +57,8 @@ def recommend_command(
     query = Query(" ".join(words), task, None if max_size is None else int(max_size * GIB))
     registry, hub = open_hub()
 
-    def work(check: CheckCancelled) -> Iterator[Recommendations]:
-        catalogue = Catalogue(registry, hub, chosen, read_memory(chosen), check)
+    def work() -> Iterator[Recommendations]:
+        catalogue = Catalogue(registry, hub, chosen, read_memory(chosen))
         yield catalogue.recommend(query, report_activity, measure=not no_speed, again=again)
 
     (found,) = run_work(work)

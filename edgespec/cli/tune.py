@@ -28,7 +28,6 @@ from edgespec.options import DRAFT
 if TYPE_CHECKING:
     from edgespec.autopilot.profile import Profile
     from edgespec.client.local import LocalEngine
-    from edgespec.core.protocols import CheckCancelled
 
 
 @click.command("tune")
@@ -56,8 +55,8 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
         loaded = local.require_loaded()
         engine = loaded.engine
 
-        def measure(check: CheckCancelled) -> Iterator[Profile]:
-            yield engine.measure(seconds - share, check, CONTEXTS)
+        def measure() -> Iterator[Profile]:
+            yield engine.measure(seconds - share, CONTEXTS)
 
         (profile,) = interruptible(local.submit(measure))
         engine.draft_stats = DraftStats(profile)

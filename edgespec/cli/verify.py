@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from edgespec.bench.verify import Case, Outcome, Row
     from edgespec.client.local import LocalEngine
     from edgespec.client.stream import Stream
-    from edgespec.core.protocols import CheckCancelled
 
 _TOOLS = ("calls demanded", "calls free")
 _SHIPPED = ("code_completion", "code_edit", "chat", "long_context")  # of `edgespec bench`
@@ -87,8 +86,8 @@ def run_cases(local: LocalEngine, cases: list[Case], arms: list[Arm], max_tokens
     outcomes: list[Outcome] = []
     reporter = TerminalReporter()
 
-    def work(check: CheckCancelled) -> Iterator[Outcome | Skipped]:
-        yield from verify(engine, info, arms, cases, max_tokens, check)
+    def work() -> Iterator[Outcome | Skipped]:
+        yield from verify(engine, info, arms, cases, max_tokens)
 
     found: Stream[Outcome | Skipped] = local.submit(work)
     try:

@@ -14,7 +14,8 @@ from edgespec.engine.model_info import ModelInfo
 from edgespec.engine.prompts import Embedding
 from edgespec.errors import BackendError, EdgespecError, InvalidRequest, NotReady
 from edgespec.machines.memory import DeviceMemory
-from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.load_config import LoadConfig
+from edgespec.progress import Reporter
 
 
 class EngineClient(ABC):

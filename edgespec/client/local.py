@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -15,11 +14,11 @@ import psutil
 from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import device_memory, prefers_mlx
+from edgespec.cancel import cancellable, check_cancelled
 from edgespec.client.client import EngineClient, no_model, require_model
 from edgespec.client.stream import Stream
 from edgespec.client.worker import Work, Worker
 from edgespec.core.peers import Yield
-from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request, SlotState
 from edgespec.engine.loaded_model import LoadedModel, search_when_idle
 from edgespec.engine.model_info import ModelInfo
@@ -27,7 +26,8 @@ from edgespec.engine.open import Loader
 from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.machines.memory import DeviceMemory
-from edgespec.models.load_config import LoadConfig, Quiet, Reporter
+from edgespec.models.load_config import LoadConfig
+from edgespec.progress import QUIET, Quiet, Reporter, notice, reporting
 from edgespec.train.learn import Activity, Learner, is_on_battery, open_learner
 
 _log = logging.getLogger(__name__)
@@ -96,8 +96,6 @@ class LocalEngine(EngineClient):
         if method == "count":
             return self._count(*arguments)
         work = getattr(self, f"_{method}")
-        if reporter is not None:
-            arguments = (*arguments, reporter)
         if method in _AT_ONCE:
             stream: Stream[Any] = Stream()
             try:
@@ -107,44 +105,41 @@ class LocalEngine(EngineClient):
             return stream
         if method == "stream":
             self._follow_versions()
-        return self.submit(lambda check: work(check, *arguments), shares=method in _SHARES)
+        with reporting(reporter or QUIET):
+            return self.submit(lambda: work(*arguments), shares=method in _SHARES)
 
-    def _open(
-        self, check: CheckCancelled, config: LoadConfig, settings_s: float | None, reporter: Reporter
-    ) -> Iterator[ModelInfo]:
-        loader, present = Loader(reporter, check, settings_s), self.loaded
+    def _open(self, config: LoadConfig, settings_s: float | None) -> Iterator[ModelInfo]:
+        loader, present = Loader(settings_s), self.loaded
         if present is not None:
             loader.prepare(config, present)  # what cannot be opened leaves the present model open
             self._close_model()
         try:
             self.loaded = loader.load(config)
         except BaseException:
-            with suppress(EdgespecError):
+            with suppress(EdgespecError), cancellable(lambda: None):
                 if present is not None:
-                    self.loaded = replace(loader, check=lambda: None).load(present.config)
-                    self._learn(reporter)
+                    self.loaded = loader.load(present.config)
+                    self._learn()
                     self._refresh()
             raise
-        self._learn(reporter)
+        self._learn()
         yield self._refresh()
 
-    def _change_draft(self, check: CheckCancelled, config: LoadConfig, reporter: Reporter) -> Iterator[ModelInfo]:
-        self.loaded = Loader(reporter, check).change_draft(self.require_loaded(), config)
-        self._learn(reporter)
+    def _change_draft(self, config: LoadConfig) -> Iterator[ModelInfo]:
+        self.loaded = Loader().change_draft(self.require_loaded(), config)
+        self._learn()
         yield self._refresh()
 
-    def _stream(
-        self, check: CheckCancelled, request: Request, speculation: Speculation | None
-    ) -> Iterator[Event | Yield]:
+    def _stream(self, request: Request, speculation: Speculation | None) -> Iterator[Event | Yield]:
         yield from self._notices.take()
         try:
-            yield from self.require_loaded().engine.generate(request, check, speculation)
+            yield from self.require_loaded().engine.generate(request, speculation)
         finally:
             self._answered = self.loaded
             self._refresh_devices()
 
-    def _embed(self, check: CheckCancelled, texts: Sequence[str | Sequence[int]]) -> Iterator[Embedding | Yield]:
-        yield from embed(self.require_loaded().engine.target, texts, check)
+    def _embed(self, texts: Sequence[str | Sequence[int]]) -> Iterator[Embedding | Yield]:
+        yield from embed(self.require_loaded().engine.target, texts)
 
     def _speculate(self, argument: str) -> ModelInfo:
         self.require_loaded().engine.change_speculation(argument)
@@ -182,8 +177,8 @@ class LocalEngine(EngineClient):
     def _count(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None) -> Stream[int]:
         """Read a prompt on a thread with a stack as large as that of the models: some tokenizers need it."""
 
-        def work(check: CheckCancelled) -> Iterator[int]:
-            check()
+        def work() -> Iterator[int]:
+            check_cancelled()
             yield self.require_loaded().engine.prompts.count(prompt, variables, start)
 
         return self._reader.submit(work)
@@ -196,24 +191,25 @@ class LocalEngine(EngineClient):
         if not loaded.is_outdated:
             return
 
-        def work(check: CheckCancelled) -> Iterator[None]:
+        def work() -> Iterator[None]:
             present = self.require_loaded()
             self.loaded = present.mark_seen()  # whatever fails now is not tried again
             try:
                 if present.is_outdated:  # still, after the jobs before this one
-                    self.loaded = Loader(self._notices, check).follow_versions(present)
+                    self.loaded = Loader().follow_versions(present)
                     self._refresh()
             except Exception as error:  # noqa: BLE001 - nobody reads this stream
                 self._notices.notice(f"Drafting as before: {reason_of(error)}.")
             yield
 
-        self.submit(work)
+        with reporting(self._notices):
+            self.submit(work)
 
-    def _learn(self, reporter: Reporter) -> None:
+    def _learn(self) -> None:
         """Train the draft of the open model from now on, if that is asked for, and no other."""
         if self._learner is not None:
             self._learner.close()
-        self._learner = open_learner(self.require_loaded(), reporter.notice, self._notices.notice)
+        self._learner = open_learner(self.require_loaded(), notice, self._notices.notice)
 
     def _close_model(self) -> None:
         learner, self._learner = self._learner, None
@@ -225,7 +221,7 @@ class LocalEngine(EngineClient):
             loaded.save_stats()
             loaded.engine.close()
 
-    def _search(self, check: CheckCancelled) -> None:
+    def _search(self) -> None:
         """Search for a self-draft of a model that has answered. A request interrupts it; the next idle time goes on."""
         loaded = self._answered
         if loaded is None or loaded is not self.loaded or loaded is self._searched:
@@ -234,7 +230,7 @@ class LocalEngine(EngineClient):
             if is_on_battery():
                 return
             self._searched = loaded
-            search_when_idle(loaded, check)
+            search_when_idle(loaded)
         except Cancelled:
             self._searched = None
         except Exception as error:  # noqa: BLE001 - nobody waits for it

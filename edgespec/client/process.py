@@ -37,7 +37,7 @@ from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidReque
 from edgespec.files import write_atomically
 from edgespec.isolated import block_sigint, python_command
 from edgespec.machines.ranks import get_rank_address, set_rank_address
-from edgespec.models.load_config import Reporter
+from edgespec.progress import Reporter
 from edgespec.text.stream import Piece
 
 if TYPE_CHECKING:

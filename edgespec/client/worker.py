@@ -14,14 +14,14 @@ from time import monotonic, sleep
 from typing import Any, Generic, TypeVar
 
 from edgespec.backends import leave_thread
+from edgespec.cancel import Check, cancellable, iterate
 from edgespec.client.client import closed
 from edgespec.client.stream import Stream
 from edgespec.core.peers import Yield
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled, reason_of
 
 T = TypeVar("T")
-Work = Callable[[CheckCancelled], Iterator[T | Yield]]
+Work = Callable[[], Iterator[T | Yield]]
 _log = logging.getLogger(__name__)
 _BACKOFF_S = 0.005
 _IDLE_S = 2.0  # without a job, before what is done when idle begins
@@ -34,7 +34,7 @@ class _Job(Generic[T]):
     events: Iterator[T | Yield]
     stream: Stream[T]
     shares: bool
-    check: CheckCancelled
+    check: Check
 
     def advance(self) -> bool:
         """Run up to the next Yield, on the owner thread; returns whether there is more to do."""
@@ -63,11 +63,11 @@ class Worker:
         self,
         after_turn: Callable[[], None] = lambda: None,
         set_idle: Callable[[bool], None] = lambda is_idle: None,
-        when_idle: Callable[[CheckCancelled], None] | None = None,
+        when_idle: Callable[[], None] | None = None,
     ) -> None:
         """`after_turn` is called on the thread each time that every running job has advanced, `set_idle` when it has
-        nothing to do and when it has again. `when_idle` is called once in each idle time of two seconds; the check that
-        it is given raises Cancelled when a job arrives. They raise nothing else.
+        nothing to do and when it has again. `when_idle` is called once in each idle time of two seconds, and cancelled
+        when a job arrives. They raise nothing else.
         """
         self.max_concurrency = 1  # of the jobs that share the thread; set on the thread
         self._after_turn = after_turn
@@ -94,7 +94,7 @@ class Worker:
         return max(0.0, monotonic() - self._signed_s)
 
     def submit(self, work: Work[T], *, shares: bool = False) -> Stream[T]:
-        """Queue `work`, which polls the check that it is given.
+        """Queue `work`, which runs in a copy of the present context and is cancelled with the stream.
 
         Jobs that share the thread may begin while others that share it run; each runs up to its next Yield in turn.
         Once the thread has ended, the stream raises BackendError.
@@ -108,21 +108,21 @@ class Worker:
                 raise Cancelled
 
         def run() -> Iterator[T | Yield]:
-            yield from work(check)
+            yield from work()
 
-        self._put(_Job(run(), stream, shares, check))
+        self._put(_Job(iterate(run(), check), stream, shares, check))
         if not self._thread.is_alive():
             self._refuse_waiting()
         return stream
 
     def call(self, function: Callable[[], T]) -> T:
         """Run `function` on the thread and wait for its result. Raises what it raises."""
-        return self.submit(lambda _check: iter([function()])).result()
+        return self.submit(lambda: iter([function()])).result()
 
     def close(self, finish: Callable[[], None] = lambda: None) -> None:
         """Cancel all jobs, run `finish` on the thread and end it."""
 
-        def work(_check: CheckCancelled) -> Iterator[None]:
+        def work() -> Iterator[None]:
             finish()
             yield
 
@@ -185,8 +185,8 @@ class Worker:
         try:
             self._set_idle(True)
             if self._when_idle is not None and not self._arrived.wait(_IDLE_S):
-                with suppress(Cancelled):
-                    self._when_idle(self._check_idle)
+                with suppress(Cancelled), cancellable(self._check_idle):
+                    self._when_idle()
         finally:
             self._arrived.wait()
         self._set_idle(False)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgespec.cancel import check_cancelled
 from edgespec.core.arrays import Logits
 from edgespec.core.decoding import read_prompt
 from edgespec.core.peers import YIELD, Yield
-from edgespec.core.protocols import CheckCancelled, Draft, Session, Verdict, Verifier
+from edgespec.core.protocols import Draft, Session, Verdict, Verifier
 from edgespec.core.scores import Scores
 from edgespec.core.truncate import highest, top_k
 from edgespec.core.weights import sum_blocks
@@ -60,9 +61,7 @@ def score_token(logits: Logits, token: int, n_top: int) -> TokenScore:
     return TokenScore(token, float(logits[token]) - norm, top)
 
 
-def score_text(
-    session: Session, tokens: Sequence[int], n_top: int, check: CheckCancelled
-) -> Generator[Yield, None, list[TokenScore]]:
+def score_text(session: Session, tokens: Sequence[int], n_top: int) -> Generator[Yield, None, list[TokenScore]]:
     """The scores of all `tokens` but the first, read as drafts that are kept. The cache then holds all but the last.
 
     Raises Cancelled, BackendError.
@@ -71,7 +70,7 @@ def score_text(
     scores = [score_token(first, token, n_top) for token in tokens[1:2]]
     at = 1
     while at < len(tokens) - 1:
-        check()
+        check_cancelled()
         n = min(len(tokens) - 2 - at, session.draft_limit, _MAX_ROWS - 1)
         rows = session.forward(tokens[at], Draft.chain(tokens[at + 1 : at + 1 + n]))
         yield YIELD

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from time import perf_counter
 
+from edgespec.cancel import check_cancelled
 from edgespec.core.peers import YIELD, Yield
 from edgespec.core.protocols import (
     NO_DRAFT,
     Budget,
-    CheckCancelled,
     Controller,
     Draft,
     PrefillProgress,
@@ -40,15 +40,14 @@ def speculate(
     stop: frozenset[int],
     emit: TokenSink = lambda token, source: False,
     row_cost: RowCost = lambda n_drafted: None,
-    check: CheckCancelled = lambda: None,
 ) -> Generator[PrefillProgress | Step | Yield, None, None]:
     """Yield PrefillProgress, then Steps, with a Yield after the first one, if more follow, and after each forward is
     started.
 
     Generation ends with a token of `stop`, with a token for which `emit` returns True, after `max_tokens` tokens, or at
     the end of the context. The emitted tokens follow the distribution that `verifier` samples from, whatever is
-    drafted. Without max_tokens, the prompt is read and no Step follows. Needs len(prompt) >= 1. Raises Cancelled from
-    `check`, between steps, or from the session.
+    drafted. Without max_tokens, the prompt is read and no Step follows. Needs len(prompt) >= 1. Raises Cancelled
+    between steps and from the session.
     """
     scores = yield from session.prefill(prompt)
     session.checkpoint()  # the next turn may return here
@@ -70,7 +69,7 @@ def speculate(
         controller.begin(prompt)
         own_s = perf_counter() - t1
     while not text.has_ended:
-        check()
+        check_cancelled()
         index += 1
         step = yield from _round(session, controller, verifier, text, index, own_s, row_cost)
         t1 = perf_counter()

@@ -6,7 +6,7 @@ and are in seconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
@@ -15,9 +15,6 @@ import numpy as np
 from edgespec.core.arrays import Ints, Probs
 from edgespec.core.peers import BatchPeers, Yield
 from edgespec.core.scores import Scores
-
-CheckCancelled = Callable[[], None]
-"""Raises `edgespec.errors.Cancelled` to stop a generation; cheap enough to call between any two operations."""
 
 
 @dataclass(frozen=True, slots=True)

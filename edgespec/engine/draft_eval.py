@@ -11,9 +11,10 @@ import numpy as np
 
 from edgespec.autopilot.profile import Profile, choose_chain_length
 from edgespec.autopilot.profiler import measure_drafter, measure_rows
+from edgespec.cancel import check_cancelled
 from edgespec.core.arrays import Ints
 from edgespec.core.decoding import read_prompt
-from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Session
+from edgespec.core.protocols import NO_DRAFT, Session
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.engine.head_probe import read_choices
 
@@ -61,12 +62,11 @@ class Passage:
 class Evaluator:
     """Compares drafts with a target on given texts. Agreement on texts by the target itself is mostly higher."""
 
-    def __init__(self, target: Session, passages: Sequence[Passage], check: CheckCancelled) -> None:
+    def __init__(self, target: Session, passages: Sequence[Passage]) -> None:
         """Raises Cancelled, BackendError."""
         self._target = target
         self._passages = passages
-        self._check = check
-        self.profile = Profile(measure_rows(target, _PROFILE_S, check))
+        self.profile = Profile(measure_rows(target, _PROFILE_S))
         self._choices = np.concatenate([self._argmax(target, each) for each in passages])
 
     def evaluate(self, draft: Session) -> DraftEval:
@@ -78,7 +78,7 @@ class Evaluator:
         agreed = float((np.concatenate(choices) == self._choices).mean())
         drafter = SequentialDrafter("draft", ModelDraftSession(draft, self._target.capabilities.vocab_size))
         last = self._passages[-1]
-        cost = measure_drafter(drafter, last.text[: last.start + 1], self._check)
+        cost = measure_drafter(drafter, last.text[: last.start + 1])
         plain_s = self._time_plain(last)  # at the same time as the draft: the machine may have become slower
         draft_s = cost.seconds(1) if cost is not None else float("inf")
         rows = {n: seconds * plain_s / self.profile.rows[1] for n, seconds in self.profile.rows.items()}
@@ -89,7 +89,7 @@ class Evaluator:
         """Seconds of a plain step of the target, which has read what is before the compared positions."""
         times = []
         for _ in range(_PLAIN_STEPS):
-            self._check()
+            check_cancelled()
             started = perf_counter()
             self._target.forward(passage.text[passage.start], NO_DRAFT).argmax()
             self._target.commit(())
@@ -100,6 +100,6 @@ class Evaluator:
     def _argmax(self, session: Session, passage: Passage) -> Ints:
         """[rows] the most probable tokens after the compared ones."""
         read_prompt(session, passage.text[: passage.start])
-        best = read_choices(session, passage.text, self._check)
+        best = read_choices(session, passage.text)
         session.rewind(passage.start)
         return best

@@ -15,7 +15,7 @@ from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.core.drafter import Drafter, TokenDraw
-from edgespec.core.protocols import Budget, CheckCancelled, Session, Verifier
+from edgespec.core.protocols import Budget, Session, Verifier
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler
 from edgespec.core.verify import BlockVerification, SampleMatching, TargetDistribution, TokenRejection
@@ -37,16 +37,16 @@ class LoadedDrafter:
     source: Model | AttachedDraft | AttachedHead | None = None
     mask_token: int | None = None
 
-    def open(self, target: Session, vocab_size: int, check: CheckCancelled, memory: SlotMemory) -> Drafter:
+    def open(self, target: Session, vocab_size: int, memory: SlotMemory) -> Drafter:
         """The drafter of one slot, whose target session is `target`. Raises EdgespecError, ValueError."""
         made: dict[str, Any] = {}  # what the source opens for this slot
         if isinstance(self.source, AttachedHead):
             target.rewind(0)  # it needs the hidden states of the whole text
-            made["head"] = self.source.open_session(target, check)
+            made["head"] = self.source.open_session(target)
         elif isinstance(self.source, AttachedDraft):
-            made["session"] = self.source.open_session(target, check)
+            made["session"] = self.source.open_session(target)
         elif self.source is not None:
-            made["session"] = self.source.open_session(check)
+            made["session"] = self.source.open_session()
         try:
             return self.spec.open(SlotResources(target, vocab_size, mask_token=self.mask_token, memory=memory, **made))
         except BaseException:

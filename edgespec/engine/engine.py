@@ -23,8 +23,9 @@ from edgespec.autopilot.stats import DraftStats
 from edgespec.autopilot.steered import SteeredController
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft
+from edgespec.cancel import check_cancelled
 from edgespec.core.peers import YIELD, Yield
-from edgespec.core.protocols import CheckCancelled, Controller, Verifier
+from edgespec.core.protocols import Controller, Verifier
 from edgespec.core.sampling import Sampler
 from edgespec.engine.drafting import (
     LoadedDrafter,
@@ -108,19 +109,16 @@ class Engine:
             self.speculation = replace(current, draft_max=int(argument), draft_tree=None)
         self.is_paused = argument == "off"
 
-    def stream(self, request: Request, check: CheckCancelled = lambda: None) -> Iterator[Event]:
+    def stream(self, request: Request) -> Iterator[Event]:
         """`generate` alone, without its Yields."""
-        return (event for event in self.generate(request, check) if not isinstance(event, Yield))
+        return (event for event in self.generate(request) if not isinstance(event, Yield))
 
-    def generate(
-        self, request: Request, check: CheckCancelled = lambda: None, speculation: Speculation | None = None
-    ) -> Iterator[Event | Yield]:
+    def generate(self, request: Request, speculation: Speculation | None = None) -> Iterator[Event | Yield]:
         """PrefillProgress, then Steps, each followed by the Pieces of its text, perhaps a Notice, then Finished.
 
         To run several generations at the same time, advance each to its next Yield in turn. `speculation` replaces the
-        engine's for this generation. `check` is polled; when it raises Cancelled the last event is
-        Finished("cancelled"), and the engine stays usable. Raises InvalidRequest, ContextOverflow, TemplateError,
-        BackendError.
+        engine's for this generation. Where it is cancelled, the last event is Finished("cancelled"), and the engine
+        stays usable. Raises InvalidRequest, ContextOverflow, TemplateError, BackendError.
         """
         started_s = perf_counter()
         encoded = self._encode(request.prompt, request.variables, request.start)
@@ -131,18 +129,18 @@ class Engine:
         loss: PrefixLoss | None = None
         try:
             sampler = Sampler(request.sampling, tokenizer.vocab_size)
-            generation.matcher = yield from compile_constraint(request, self._grammars, check)
+            generation.matcher = yield from compile_constraint(request, self._grammars)
             spec = speculation or self.speculation
             self._drafters.require(() if spec.is_plain else spec.drafters)
             if spec.is_adaptive:
-                self._measure_once(check)
-            slot = yield from self._take_slot(request, prompt, check)
+                self._measure_once()
+            slot = yield from self._take_slot(request, prompt)
             slot.memory.quotes = partial(self.prompts.quote, request.prompt)
             costs = self._draft_stats.costs if self._draft_stats else None
             controller, verifier = self._choose_controller(
                 generation, spec, slot, sampler, costs, can_pause=speculation is None
             )
-            yield from generation.run(slot.target, controller, verifier, costs, check)
+            yield from generation.run(slot.target, controller, verifier, costs)
         except (Cancelled, GeneratorExit) as stop:
             if slot is not None:  # drop a forward that was not committed
                 slot.target.rewind(slot.target.position)
@@ -180,7 +178,7 @@ class Engine:
     @property
     def draft_stats(self) -> DraftStats:
         """What the autopilot has learned of these models. Measures for half a second where nothing is known."""
-        return self._measure_once(lambda: None)
+        return self._measure_once()
 
     @draft_stats.setter
     def draft_stats(self, stats: DraftStats) -> None:
@@ -190,44 +188,42 @@ class Engine:
     def drafters(self) -> Mapping[str, LoadedDrafter]:
         return self._drafters.loaded
 
-    def measure(
-        self, seconds: float, check: CheckCancelled = lambda: None, contexts: Sequence[int] = LOAD_CONTEXTS
-    ) -> Profile:
+    def measure(self, seconds: float, contexts: Sequence[int] = LOAD_CONTEXTS) -> Profile:
         """Measure the cost of forwards and of the drafters, also after `contexts` tokens, see `measure_contexts`.
 
         Forwards run for `seconds`, drafters in addition. Raises Cancelled, BackendError.
         """
         shares = 1 + len(choose_contexts(contexts, self.target.context_size))
-        with self._borrow_slot(check) as slot, ExitStack() as opened:
-            rows = measure_rows(slot.target, seconds / shares, check)
-            short = Profile(rows, self._measure_drafters(slot, slot.drafters, check))
+        with self._borrow_slot() as slot, ExitStack() as opened:
+            rows = measure_rows(slot.target, seconds / shares)
+            short = Profile(rows, self._measure_drafters(slot, slot.drafters))
             seconds *= 1 - 1 / shares
             sources = {name: self.drafters[name].source for name in short.drafts}
             attached = {name: each for name, each in sources.items() if isinstance(each, AttachedDraft)}
             session = slot.target
             if self.max_concurrency > 1:  # the caches of slots that share forwards may not be filled with copies
                 try:
-                    session = opened.enter_context(closing(self.target.open_session(check)))
+                    session = opened.enter_context(closing(self.target.open_session()))
                 except BackendError:
                     return short
-            return measure_contexts(session, short, contexts, seconds, attached, check)
+            return measure_contexts(session, short, contexts, seconds, attached)
 
-    def measure_missing(self, check: CheckCancelled = lambda: None) -> None:
+    def measure_missing(self) -> None:
         """Measure the drafters whose cost is not known. Raises Cancelled, BackendError."""
         stats = self.draft_stats
-        with self._borrow_slot(check) as slot:
+        with self._borrow_slot() as slot:
             missing = [name for name in slot.drafters if not stats.costs.has_cost(name)]
-            stats.costs.add_drafters(self._measure_drafters(slot, missing, check))
+            stats.costs.add_drafters(self._measure_drafters(slot, missing))
 
-    def _measure_drafters(self, slot: Slot, names: Iterable[str], check: CheckCancelled) -> dict[str, DraftCost]:
+    def _measure_drafters(self, slot: Slot, names: Iterable[str]) -> dict[str, DraftCost]:
         """The costs of these drafters; those that fail are dropped, and the user is told."""
-        costs, failures = measure_drafters([slot.drafters[name] for name in names], slot.target, check)
+        costs, failures = measure_drafters([slot.drafters[name] for name in names], slot.target)
         self._drafters.drop(slot, failures)
         return costs
 
     @contextmanager
-    def _borrow_slot(self, check: CheckCancelled) -> Iterator[Slot]:
-        slot = self._slots.acquire((), check)
+    def _borrow_slot(self) -> Iterator[Slot]:
+        slot = self._slots.acquire(())
         if slot is None:
             raise BackendError("all slots are in use.", hint="Try again.")
         try:
@@ -266,15 +262,13 @@ class Engine:
             with suppress(Exception):  # whatever it is, the model is closed
                 store_prefix(slot, self.memory, self._prefixes)
 
-    def _take_slot(
-        self, request: Request, prompt: Sequence[int], check: CheckCancelled
-    ) -> Generator[Yield, None, Slot]:
+    def _take_slot(self, request: Request, prompt: Sequence[int]) -> Generator[Yield, None, Slot]:
         """A slot for a request, with what the memory's files have of its prompt. Raises Cancelled, BackendError."""
         files, use = self._prefixes, request.memory
         saved = files.find(use.namespace, prompt) if files is not None and use is not None else None
         n_saved = saved.common if saved is not None else 0
-        while (slot := self._slots.acquire(prompt, check, request.owner, n_saved)) is None:
-            check()  # there is no memory for one more
+        while (slot := self._slots.acquire(prompt, request.owner, n_saved)) is None:
+            check_cancelled()  # there is no memory for one more
             yield YIELD
         try:
             open_space(slot, self.memory, use)
@@ -304,9 +298,9 @@ class Engine:
             told = record.describe(shorten_names(drafter.label))
             yield f"{told[:1].upper()}{told[1:]}: {cure}--draft ngram leaves it out."
 
-    def _measure_once(self, check: CheckCancelled) -> DraftStats:
+    def _measure_once(self) -> DraftStats:
         if self._draft_stats is None:
-            self._draft_stats = DraftStats(self.measure(_PROFILE_S, check))
+            self._draft_stats = DraftStats(self.measure(_PROFILE_S))
         return self._draft_stats
 
     def _encode(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> EncodedPrompt:
@@ -345,7 +339,7 @@ class Engine:
 
     def _open_slot(self) -> Slot:
         slot = Slot()
-        slot.target = self.target.open_session(slot.poll, shared=True)
+        slot.target = self.target.open_session(shared=True)
         with ExitStack() as undo:
             undo.callback(slot.close)
             self._drafters.open_missing(slot, is_new=True)

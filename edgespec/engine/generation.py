@@ -15,7 +15,7 @@ from edgespec.core.logprobs import LogprobRecorder, TokenScore, score_text
 from edgespec.core.loop import speculate
 from edgespec.core.metrics import Meter
 from edgespec.core.peers import Yield
-from edgespec.core.protocols import CheckCancelled, Controller, FinishReason, PrefillProgress, Session, Step, Verifier
+from edgespec.core.protocols import Controller, FinishReason, PrefillProgress, Session, Step, Verifier
 from edgespec.engine.events import Event, Finished, PrefixLoss, PromptScores, Request, Scored, TokenPrompt
 from edgespec.engine.prefixes import EarlierText, explain_loss
 from edgespec.engine.prompts import EncodedPrompt
@@ -70,12 +70,7 @@ class Generation:
         return self.reasoning is not None and self.reasoning.starts_inside(self.encoded.tail)
 
     def run(
-        self,
-        session: Session,
-        controller: Controller,
-        verifier: Verifier,
-        costs: CostModel | None,
-        check: CheckCancelled,
+        self, session: Session, controller: Controller, verifier: Verifier, costs: CostModel | None
     ) -> Iterator[Event | Yield]:
         """Generate on `session`: PromptScores if wanted, PrefillProgress, then Steps, each followed by its tokens'
         Pieces. If scores are wanted, that of a token comes before its Pieces.
@@ -85,7 +80,7 @@ class Generation:
         request, ends = self.request, self.tokenizer.end_of_generation
         logprobs = LogprobRecorder(verifier, request.top_logprobs) if request.top_logprobs is not None else None
         if request.scores_prompt:
-            scores = yield from score_text(session, self.encoded.tokens, request.top_logprobs or 0, check)
+            scores = yield from score_text(session, self.encoded.tokens, request.top_logprobs or 0)
             first = self.encoded.tokens[0]
             is_shown = isinstance(request.prompt, TokenPrompt) or self.tokenizer.piece(first)
             first_bytes = token_bytes(self.tokenizer, first) if is_shown else None
@@ -100,7 +95,6 @@ class Generation:
             stop=ends,
             emit=self._emit,
             row_cost=partial(count_plain_steps, costs, session),
-            check=check,
         ):
             if request.reports_steps or not isinstance(event, Step):
                 yield event

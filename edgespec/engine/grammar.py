@@ -10,8 +10,9 @@ from dataclasses import replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
+from edgespec.cancel import check_cancelled
 from edgespec.core.peers import YIELD, Yield
-from edgespec.core.protocols import CheckCancelled, Verifier
+from edgespec.core.protocols import Verifier
 from edgespec.core.sampling import Sampler
 from edgespec.engine.block_entry import BlockEntry, Boundary
 from edgespec.engine.events import Request
@@ -219,9 +220,7 @@ def constrain(
     return blocks, blocks.forced
 
 
-def compile_constraint(
-    request: Request, grammars: GrammarCompiler, check: CheckCancelled
-) -> Generator[Yield, None, LLMatcher | None]:
+def compile_constraint(request: Request, grammars: GrammarCompiler) -> Generator[Yield, None, LLMatcher | None]:
     """The request's grammar at its beginning, if it has one. Others decode meanwhile.
 
     Raises InvalidRequest, BackendError.
@@ -231,7 +230,7 @@ def compile_constraint(
     compiling = grammars.compile(request.structure)
     try:
         while not wait([compiling], _COMPILE_POLL_S).done:
-            check()
+            check_cancelled()
             yield YIELD
     finally:
         compiling.cancel()

@@ -11,7 +11,7 @@ then any reading is right. It also costs no decoding.
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,13 +23,15 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends import BackendName, Model
+from edgespec.cancel import check_cancelled
 from edgespec.core.arrays import Ints, Logits
 from edgespec.core.decoding import decode_one, read_prompt
 from edgespec.core.drafter import BlockSession, DraftSession
-from edgespec.core.protocols import CheckCancelled, Draft, Session
+from edgespec.core.protocols import Draft, Session
 from edgespec.core.truncate import NonFiniteLogits, non_finite_error
 from edgespec.errors import DraftRefused, EdgespecError, InvalidRequest
 from edgespec.formats.heads import HEAD_HINT, HeadKind, HeadSpec
+from edgespec.progress import loading, report_loaded
 from edgespec.text.chat_template import encode_prompt
 from edgespec.text.tokenizer import Tokenizer
 
@@ -116,16 +118,11 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class HeadProbe:
-    """Tries the readings of one head beside a loaded target, on the target's thread. No other session is touched.
-
-    `progress` gets the reading that is tried and the part done, 0.0 to 1.0.
-    """
+    """Tries the readings of one head beside a loaded target, on the target's thread. No other session is touched."""
 
     target: Model
     path: Path
     backend: BackendName
-    check: CheckCancelled
-    progress: Callable[[str, float], None] = lambda name, fraction: None
     n_tokens: int = N_TOKENS
 
     def run(self, stated: HeadSpec) -> ProbeResult:
@@ -157,17 +154,18 @@ class HeadProbe:
 
     def _measure(self, spec: HeadSpec, choices: Ints) -> Hits:
         text, hits, name = self._text, [], f"{self.path.name} as {describe_reading(spec)}"
-        head = self.target.load_head(spec, self.path, progress=lambda fraction: None, check=self.check)
+        head = self.target.load_head(spec, self.path)
         with (
             closing(head),
-            closing(self.target.open_session(self.check)) as session,
-            closing(head.open_session(session, self.check)) as draft,
+            closing(self.target.open_session()) as session,
+            closing(head.open_session(session)) as draft,
+            loading(name),
         ):
             read_prompt(session, text[: _FIRST - 1] if head.shares_kv else text[:-1])
             draft.begin(text[:_FIRST])
             for i in range(len(choices) - 1):
-                self.check()
-                self.progress(name, i / len(choices))
+                check_cancelled()
+                report_loaded(i / len(choices))
                 try:
                     chosen = _choose(draft, text[: _FIRST + i], text[_FIRST + i])
                 except NonFiniteLogits:
@@ -176,7 +174,7 @@ class HeadProbe:
                 if head.shares_kv:
                     decode_one(session, text[_FIRST + i - 1])
                 hits.append([each == right for each, right in zip(chosen, choices[i : i + 2], strict=True)])
-        self.progress(name, 1.0)
+            report_loaded(1.0)
         return np.array(hits)
 
     @cached_property
@@ -190,9 +188,9 @@ class HeadProbe:
 
     def _find_choices(self) -> Ints:
         """[len(text) - 1] the target's first choices after the first two tokens, the first three and so on."""
-        with closing(self.target.open_session(self.check)) as session:
+        with closing(self.target.open_session()) as session:
             read_prompt(session, self._text[: _FIRST - 1])
-            return read_choices(session, self._text, self.check)
+            return read_choices(session, self._text)
 
 
 def read_calibration(tokenizer: Tokenizer) -> list[int]:
@@ -201,11 +199,11 @@ def read_calibration(tokenizer: Tokenizer) -> list[int]:
     return [int(token) for token in encode_prompt(tokenizer, text, parse_special=False)]
 
 
-def read_choices(session: Session, text: Sequence[int], check: CheckCancelled) -> Ints:
+def read_choices(session: Session, text: Sequence[int]) -> Ints:
     """[rows] the most probable tokens after each token of `text` that the session has not read yet."""
     best: list[Ints] = []
     while (at := session.position) < len(text):
-        check()
+        check_cancelled()
         n = min(len(text) - at, session.draft_limit + 1, _ROWS)
         best.append(session.forward(text[at], Draft.chain(text[at + 1 : at + n])).argmax())
         session.commit(range(n - 1))

@@ -16,7 +16,6 @@ from edgespec.backends.fixed_width import FixedWidthModel, check_width, rank_wid
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import EXACT_WIDTHS
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.engine import Engine
 from edgespec.engine.head_probe import HeadProbe, ProbeResult, describe_reading
 from edgespec.engine.model_info import ModelInfo
@@ -32,10 +31,11 @@ from edgespec.memory.memory import Memory
 from edgespec.memory.prefixes import PrefixFiles
 from edgespec.models.adapted import is_outdated, mark_seen
 from edgespec.models.draft_words import AUTO, PlannedDrafter
-from edgespec.models.load_config import LoadConfig, MemoryOptions, Reporter
+from edgespec.models.load_config import LoadConfig, MemoryOptions
 from edgespec.models.plan import Plan
 from edgespec.models.registry import SamplingDefaults
 from edgespec.models.tokenizer_compat import identify_tokenizer
+from edgespec.progress import loading, notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def open_prefixes(
     return PrefixFiles(options.folder, json.dumps(setting, sort_keys=True))
 
 
-def open_memory(options: MemoryOptions | None, target: Model, name: str, reporter: Reporter) -> Memory | None:
+def open_memory(options: MemoryOptions | None, target: Model, name: str) -> Memory | None:
     """The texts of all models with the vocabulary of `target`, which its user calls `name`; None without `options`.
 
     A new folder is told of.
@@ -145,7 +145,7 @@ def open_memory(options: MemoryOptions | None, target: Model, name: str, reporte
     is_new = not options.folder.exists()
     memory = Memory(options.folder, identify_tokenizer(target.tokenizer), options.limit_bytes)
     if is_new and memory.database is not None:
-        reporter.notice(
+        notice(
             f"Texts are kept in {options.folder} to draft later ones faster; `edgespec memory clear` removes them,"
             " --no-memory keeps none."
         )
@@ -157,9 +157,7 @@ _MEASURE_S = 1.0
 _MIN_CONTEXT = 8  # tokens of a text, beside the rows of a forward
 
 
-def keep_exact(
-    target: Model, path: Path, planned: Plan, reporter: Reporter, check: CheckCancelled
-) -> tuple[Model, Plan]:
+def keep_exact(target: Model, path: Path, planned: Plan) -> tuple[Model, Plan]:
     """`target` as --exact asks for it, and `planned`, the user's, with the width of its forwards in the options.
 
     The width is the user's, else the stored one, else the cheapest by measurement, which is stored for later loads.
@@ -180,16 +178,16 @@ def keep_exact(
                 hint="Set a larger --ctx.",
             )
         if width is None:
-            with closing(target.open_session(check)) as session:
-                rows_s = measure_rows(session, _MEASURE_S, check)
-            width = next(each for each in rank_widths(rows_s) if check_width(target, each, check))
+            with closing(target.open_session()) as session:
+                rows_s = measure_rows(session, _MEASURE_S)
+            width = next(each for each in rank_widths(rows_s) if check_width(target, each))
             save_entry(store, {"setting": setting, "exact": {"width": width}}, "exact")
-        elif options.exact_width and not check_width(target, width, check):
+        elif options.exact_width and not check_width(target, width):
             raise InvalidRequest(
                 f"with forwards of {width} rows drafts would change this model's text.", hint="Use --exact-width 1."
             )
         target = FixedWidthModel(target, width)
-        reporter.notice(
+        notice(
             f"Forwards have the width {width} for --exact (--exact-width {width}): the text depends on it, and with 1 "
             "nothing is drafted."
         )
@@ -201,9 +199,7 @@ def keep_exact(
 _SETTINGS_S = 0.4  # of measuring at the first load
 
 
-def choose_settings(
-    target: Model, path: Path, planned: Plan, seconds: float | None, check: CheckCancelled
-) -> RuntimeSettings | None:
+def choose_settings(target: Model, path: Path, planned: Plan, seconds: float | None) -> RuntimeSettings | None:
     """Have `target` use the stored settings, or measure them; None where the runtime's own are used.
 
     With `seconds` they are measured for that long, known or not; stored ones stay where that is too short. The first
@@ -215,7 +211,7 @@ def choose_settings(
     store = SettingsStore(path)
     settings = store.load(planned.backend, planned.options)
     if settings is None or seconds is not None:
-        measured = target.measure_settings(_SETTINGS_S if seconds is None else seconds, check)
+        measured = target.measure_settings(_SETTINGS_S if seconds is None else seconds)
         if measured is not None and (settings is None or measured.describe()):
             store.save(planned.backend, planned.options, measured)
             settings = measured
@@ -230,9 +226,8 @@ def apply_settings(settings: RuntimeSettings | None, planned: Plan) -> Plan:
 
 
 def choose_self_draft(
-    config: LoadConfig, planned: Plan, target: Model, target_path: Path, key: Setting,
-    reporter: Reporter, check: CheckCancelled,
-) -> SelfDraftSpec | None:  # fmt: skip
+    config: LoadConfig, planned: Plan, target: Model, target_path: Path, key: Setting
+) -> SelfDraftSpec | None:
     """The self-draft to use; None for none.
 
     The layers of a requested one are searched and remembered under `key`; 'auto' takes what `search_when_idle` has
@@ -247,18 +242,16 @@ def choose_self_draft(
         return choice.method if choice is not None and choice.pays else None
     choice = cache.look_up(key, str(requested))
     if choice is None:
-        reporter.notice(
-            f"Searching the layers of {requested}, for about {EVALUATION_S:.0f} seconds; this is done once."
-        )
-        search = SelfDraftSearch(target, cache.folder, EVALUATION_S, check, reporter.loading)
+        notice(f"Searching the layers of {requested}, for about {EVALUATION_S:.0f} seconds; this is done once.")
+        search = SelfDraftSearch(target, cache.folder, EVALUATION_S)
         with cache.trying(key, str(requested)):
             choice = search.choose([requested])
         cache.remember(key, str(requested), choice)
-    reporter.notice(f"Drafting by {choice.method}: {choice.reason}.")
+    notice(f"Drafting by {choice.method}: {choice.reason}.")
     return choice.method
 
 
-def search_when_idle(loaded: LoadedModel, check: CheckCancelled) -> None:
+def search_when_idle(loaded: LoadedModel) -> None:
     """Searches for a self-draft that pays and remembers the result, for later loads under 'auto'.
 
     Does nothing where a draft model is loaded, `edgespec draft build` compares those, or where the result is known.
@@ -270,7 +263,7 @@ def search_when_idle(loaded: LoadedModel, check: CheckCancelled) -> None:
     key = current_setting(planned.backend, apply_settings(loaded.settings, planned).options)
     cache = SelfDraftCache(loaded.target_path, planned.name)
     if cache.look_up(key, AUTO) is None:
-        search = SelfDraftSearch(target, cache.folder, EVALUATION_S, check, lambda name, fraction: None)
+        search = SelfDraftSearch(target, cache.folder, EVALUATION_S)
         with cache.trying(key, AUTO):
             cache.remember(key, AUTO, search.choose(quick_methods(planned.backend)))
 
@@ -282,8 +275,7 @@ def _is_open(config: LoadConfig) -> bool:
 
 def load_head(
     target: Model, drafter: PlannedDrafter, paths: tuple[Path, Path], planned: Plan,
-    reporter: Reporter, check: CheckCancelled, *, may_skip: bool,
-) -> AttachedHead | None:  # fmt: skip
+    *, may_skip: bool) -> AttachedHead | None:  # fmt: skip
     """Attach the head of `drafter` in the reading that a probe finds, or has found, to agree best with `target`.
 
     `paths` are the target's and the head's. Where `may_skip`, as for one that 'auto' has found, a head that cannot be
@@ -293,26 +285,22 @@ def load_head(
     spec, label = drafter.head, drafter.label
     assert spec is not None
     try:
-        result, problem = _find_reading(target, spec, paths, planned, reporter, check)
-        head = target.load_head(
-            result.chosen.spec if result else spec,
-            paths[1],
-            progress=lambda fraction: reporter.loading(paths[1].name, fraction),
-            check=check,
-        )
+        result, problem = _find_reading(target, spec, paths, planned)
+        with loading(paths[1].name):
+            head = target.load_head(result.chosen.spec if result else spec, paths[1])
         head.shorten()
     except EdgespecError as refusal:
         if not may_skip:
             raise
-        reporter.notice(f"Drafting without {label}: {refusal.message}")
+        notice(f"Drafting without {label}: {refusal.message}")
         return None
     if drafter.found:
-        reporter.notice(drafter.found)
+        notice(drafter.found)
     if result is None:
-        reporter.notice(f"The head {label} is read as its file says, since it could not be probed: {problem}.")
+        notice(f"The head {label} is read as its file says, since it could not be probed: {problem}.")
     elif result.is_corrected:
         depths = "{:.0%} and {:.0%}".format(*result.chosen.agreement)
-        reporter.notice(
+        notice(
             f"The head is read with {describe_reading(result.chosen.spec)}, where its file says "
             f"{describe_reading(spec)}: agreement {depths} at depths 1 and 2."
         )
@@ -320,7 +308,7 @@ def load_head(
 
 
 def _find_reading(
-    target: Model, spec: HeadSpec, paths: tuple[Path, Path], planned: Plan, reporter: Reporter, check: CheckCancelled
+    target: Model, spec: HeadSpec, paths: tuple[Path, Path], planned: Plan
 ) -> tuple[ProbeResult | None, str]:
     """(what is stored, or is found now and stored; else None and why)"""
     store = ProbeStore(*paths)
@@ -328,7 +316,7 @@ def _find_reading(
     if result is not None:
         return result, ""
     try:
-        result = HeadProbe(target, paths[1], planned.backend, check, reporter.loading).run(spec)
+        result = HeadProbe(target, paths[1], planned.backend).run(spec)
     except (Cancelled, Unsupported, DraftRefused):  # the last two where no reading can be run
         raise
     except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the load goes on

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from edgespec.autopilot.store import ProfileStore, current_setting
 from edgespec.backends import Model, open_model, require
 from edgespec.backends.attached_draft import AttachedHead
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import SELF, drafter_specs
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
@@ -40,12 +38,12 @@ from edgespec.memory.memory import Memory
 from edgespec.models.adapted import describe_version, watch
 from edgespec.models.draft_words import AUTO, PlannedDrafter, naming_drafters, parse_draft
 from edgespec.models.hub import Hub
-from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan
-from edgespec.models.plan import fetch as fetch_source
 from edgespec.models.plan import plan as make_plan
 from edgespec.models.registry import Registry, load_registry
-from edgespec.models.resolve import Source
+from edgespec.models.resolve import Source, fetch_source
+from edgespec.progress import loading, notice
 from edgespec.text.chat_template import RENDERER
 
 
@@ -82,8 +80,6 @@ class Loader:
     settings_s  for measuring the runtime's settings again; None: only where they are not known
     """
 
-    reporter: Reporter
-    check: CheckCancelled
     settings_s: float | None = None
     registry: Registry = field(default_factory=load_registry)
     hub: Hub = field(default_factory=Hub.from_environment)
@@ -99,13 +95,13 @@ class Loader:
         with ExitStack() as undo:
             target = self._load_target(target_path, planned)
             undo.callback(target.close)
-            settings = choose_settings(target, target_path, planned, self.settings_s, self.check)
-            if (memory := open_memory(config.memory, target, planned.name, self.reporter)) is not None:
+            settings = choose_settings(target, target_path, planned, self.settings_s)
+            if (memory := open_memory(config.memory, target, planned.name)) is not None:
                 undo.callback(memory.close)
             loaded = self._build_any(config, planned, target, target_path, settings, memory)
             undo.callback(loaded.engine.release_draft)
             for text in find_ignored_options(loaded.engine.target, loaded.engine.speculation, planned, config):
-                self.reporter.notice(text)
+                notice(text)
             self._profile(loaded)
             undo.pop_all()
         return loaded
@@ -151,28 +147,28 @@ class Loader:
         with ExitStack() as undo:
             target = self._load_target(path, planned)
             undo.callback(target.close)
-            settings = choose_settings(target, path, planned, self.settings_s, self.check)
+            settings = choose_settings(target, path, planned, self.settings_s)
             yield target, path, apply_settings(settings, planned)
 
     def plan(self, config: LoadConfig, opened: Plan | None = None, *, stays: bool = False) -> Plan:
-        planned = make_plan(config, self.registry, self.hub, self.reporter, opened=opened, stays=stays)
+        planned = make_plan(config, self.registry, self.hub, opened=opened, stays=stays)
         check_ranks(planned)
         require(planned.backend)
         return planned
 
     def fetch(self, source: Source) -> Path:
-        return fetch_source(source, self.hub, self.reporter, self.check)
+        return fetch_source(source, self.hub)
 
     def _load_target(self, path: Path, planned: Plan) -> Model:
         if count_ranks() > 1:
-            return load_leading(planned.target, path, planned.options, self.reporter, self.check)
+            return load_leading(planned.target, path, planned.options)
         return self.load_weights(path, planned)
 
     def load_weights(self, path: Path, planned: Plan) -> Model:
-        progress = partial(self.reporter.loading, path.name)
         if planned.network is not None:
-            self.reporter.notice(planned.network.describe())
-        return open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
+            notice(planned.network.describe())
+        with loading(path.name):
+            return open_model(planned.backend, path, planned.options)
 
     def _build_any(self, config: LoadConfig, planned: Plan, *parts: Any) -> LoadedModel:
         """`_build`, where necessary with the base drafts in place of adapted ones that cannot be loaded."""
@@ -181,7 +177,7 @@ class Loader:
         except EdgespecError as refusal:
             if not any(each.card for each in planned.drafters):
                 raise
-            self.reporter.notice(f"Drafting without what was adapted: {refusal.message}")
+            notice(f"Drafting without what was adapted: {refusal.message}")
         base = replace(config, backend=planned.backend, adapted=None, force=True)
         return self._build(config, self.plan(base, planned, stays=True), *parts)
 
@@ -197,8 +193,8 @@ class Loader:
         """Load what the drafters need and build the engine; all of it is freed again if the engine refuses a draft."""
         chosen = apply_settings(settings, asked)
         key = current_setting(chosen.backend, chosen.options)
-        method = choose_self_draft(config, chosen, target, target_path, key, self.reporter, self.check)
-        target, planned = keep_exact(target, target_path, asked, self.reporter, self.check)
+        method = choose_self_draft(config, chosen, target, target_path, key)
+        target, planned = keep_exact(target, target_path, asked)
         planned = apply_settings(settings, planned)
         wanted = list(planned.drafters)
         if method is not None and planned.self_draft is None:  # one that a search has found comes last
@@ -232,7 +228,7 @@ class Loader:
         planned = replace(asked, drafters=tuple(loaded))
         info = describe_model(engine, planned.name, planned, settings)
         if info.template.tools == "own" and info.template.call_format is None:
-            self.reporter.notice(f"Tools: {info.template.tools_notice}")
+            notice(f"Tools: {info.template.tools_notice}")
         return LoadedModel(engine, info, target_path, key, store, settings, config, planned)
 
     def load_source(
@@ -245,17 +241,17 @@ class Loader:
         """
         if drafter.self_draft is not None:
             folder = SelfDraftCache(target_path, planned.name).folder
-            progress = partial(self.reporter.loading, str(drafter.self_draft))
-            return make_self_draft(target, drafter.self_draft, folder, progress, self.check)
+            with loading(str(drafter.self_draft)):
+                return make_self_draft(target, drafter.self_draft, folder)
         if path is None:
             return None
         if drafter.head is None:
             source: Model | AttachedHead | None = self.load_weights(path, planned.alone)
         else:
             paths = target_path, path
-            source = load_head(target, drafter, paths, planned, self.reporter, self.check, may_skip=may_skip)
+            source = load_head(target, drafter, paths, planned, may_skip=may_skip)
         if source is not None and drafter.card is not None:
-            self.reporter.notice(describe_version(drafter.card))
+            notice(describe_version(drafter.card))
         return source
 
     def _profile(self, loaded: LoadedModel) -> None:
@@ -267,13 +263,13 @@ class Loader:
         if stored is not None:
             engine.draft_stats = stored  # for a fixed length too: /spec auto may come later
             if speculation.is_adaptive:
-                engine.measure_missing(self.check)
+                engine.measure_missing()
         elif speculation.is_adaptive:
-            engine.draft_stats = DraftStats(engine.measure(_PROFILE_S, self.check))
+            engine.draft_stats = DraftStats(engine.measure(_PROFILE_S))
 
     def _load_toy(self, config: LoadConfig, memory: Memory | None = None) -> LoadedModel:
         def load(name: str) -> Model:
-            return open_model("toy", Path(name), config.load, progress=lambda fraction: None, check=self.check)
+            return open_model("toy", Path(name), config.load)
 
         name = config.model or "tree"
         auto = "ngram+suffix+model" if config.memory is not None else "ngram+model"
@@ -285,7 +281,7 @@ class Loader:
                     source = load(term.reference or "draft")
             drafters.append(LoadedDrafter(term.spec, term.reference or term.spec.name, source))
         speculation, target = _speculation(config, [each.spec.name for each in drafters]), load(name)
-        memory = memory or open_memory(config.memory, target, name, self.reporter)
+        memory = memory or open_memory(config.memory, target, name)
         key = current_setting("toy", config.load)
         prefixes = open_prefixes(config.memory, memory, key, target, Path(name))
         engine = Engine(target, drafters, speculation, config.load.caches, memory, prefixes)

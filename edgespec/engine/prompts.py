@@ -12,8 +12,8 @@ from string import Formatter
 from typing import Any
 
 from edgespec.backends import Model
+from edgespec.cancel import check_cancelled
 from edgespec.core.peers import YIELD, Yield
-from edgespec.core.protocols import CheckCancelled
 from edgespec.engine.events import AnswerStart, Gap, Prompt, TokenPrompt
 from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.call_format import JsonArguments
@@ -186,16 +186,16 @@ class Embedding:
     tokens: int
 
 
-def embed(model: Model, texts: Sequence[str | Sequence[int]], check: CheckCancelled) -> Iterator[Embedding | Yield]:
+def embed(model: Model, texts: Sequence[str | Sequence[int]]) -> Iterator[Embedding | Yield]:
     """Yield an embedding for each text, in order; a text may be token ids. Raises InvalidRequest, PromptTooLong,
     BackendError, Cancelled.
     """
     prompts, read = PromptEncoder(model), list[list[int]]()
     for text in texts:
-        check()
+        check_cancelled()
         yield YIELD
         read.append(prompts.read(text))
-    embedder = model.open_embedder(max(map(len, read)), check)
+    embedder = model.open_embedder(max(map(len, read)))
     try:
         for tokens in read:
             vector = yield from embedder.embed(tokens)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 from edgespec.backends import BackendName, Model
 from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec, Unsupported, parse
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import Session
 from edgespec.engine.draft_eval import DraftEval, Evaluator, Passage
 from edgespec.engine.head_probe import read_calibration
 from edgespec.engine.selfdraft_cache import Choice
 from edgespec.errors import BackendError, DoesNotFit, EdgespecError
+from edgespec.progress import loading
 
 EVALUATION_S = 10.0  # of a search that nobody has set a time for
 _MIN_SPEEDUP = 1.05  # a smaller speedup is not worth the memory
@@ -25,14 +25,12 @@ _MIN_SPEEDUP = 1.05  # a smaller speedup is not worth the memory
 class SelfDraftSearch:
     """Evaluates self-drafts of one target, on the thread that owns the target.
 
-    `seconds` limit the layer search; `progress` gets a copy's name and the requantized part, 0.0 to 1.0.
+    `seconds` limit the layer search.
     """
 
     target: Model
     folder: Path
     seconds: float
-    check: CheckCancelled
-    progress: Callable[[str, float], None]
     trials: dict[str, DraftEval] = field(default_factory=dict)
     rival: DraftEval | None = None
 
@@ -44,12 +42,12 @@ class SelfDraftSearch:
         """
         refusals: list[EdgespecError] = []
         until = perf_counter() + self.seconds
-        with closing(self.target.open_session(self.check)) as session:
+        with closing(self.target.open_session()) as session:
             text = read_calibration(self.target.tokenizer)
             passage = Passage.end_of(text, self.target.context_size)
-            evaluator = Evaluator(session, [passage], self.check)
+            evaluator = Evaluator(session, [passage])
             if rival is not None:
-                with closing(rival.open_session(self.check)) as draft:
+                with closing(rival.open_session()) as draft:
                     self.rival = evaluator.evaluate(draft)
             for method in methods:
                 try:
@@ -107,9 +105,9 @@ class SelfDraftSearch:
     def _evaluate_method(self, method: SelfDraftSpec, evaluator: Evaluator, session: Session) -> DraftEval:
         name = str(method)
         if name not in self.trials:
-            progress = partial(self.progress, name) if method.bits is not None else lambda fraction: None
-            source = make_self_draft(self.target, method, self.folder, progress, self.check)
-            with closing(source), closing(source.open_session(session, self.check)) as draft:
+            with loading(name) if method.bits is not None else nullcontext():
+                source = make_self_draft(self.target, method, self.folder)
+            with closing(source), closing(source.open_session(session)) as draft:
                 self.trials[name] = evaluator.evaluate(draft)
         return self.trials[name]
 
@@ -125,11 +123,9 @@ def all_methods(backend: BackendName) -> list[SelfDraftSpec]:
     return list(dict.fromkeys([*quick_methods(backend), *copies]))
 
 
-def make_self_draft(
-    target: Model, method: SelfDraftSpec, folder: Path, progress: Callable[[float], None], check: CheckCancelled
-) -> AttachedDraft:
+def make_self_draft(target: Model, method: SelfDraftSpec, folder: Path) -> AttachedDraft:
     """`Model.make_self_draft` with MemoryError raised as BackendError."""
     try:
-        return target.make_self_draft(method, folder=folder, progress=progress, check=check)
+        return target.make_self_draft(method, folder=folder)
     except MemoryError as error:
         raise BackendError("there is not enough memory for a self-draft.", hint="Use --draft ngram.") from error

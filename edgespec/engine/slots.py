@@ -12,7 +12,7 @@ from typing import cast, get_args
 from edgespec.backends import Model
 from edgespec.backends.sequence import cheap_prefill, shared_prefix
 from edgespec.core.drafter import Confidence, Drafter
-from edgespec.core.protocols import CheckCancelled, Session, Storable
+from edgespec.core.protocols import Session, Storable
 from edgespec.drafters import SlotMemory
 from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.events import MemoryUse, PrefixLoss, SlotState
@@ -27,7 +27,7 @@ _MAX_GIVEN = 8
 
 @dataclass(eq=False)
 class Slot:
-    """A session of the target, its drafters by name, the tokens of their last text, and the request's check.
+    """A session of the target, its drafters by name, and the tokens of their last text.
 
     prompt  how many of those tokens were the prompt
     earlier the texts of this and other slots when the request came
@@ -49,13 +49,8 @@ class Slot:
     loss: PrefixLoss | None = None
     number: int = 0
     use: MemoryUse | None = None
-    check: CheckCancelled = lambda: None
     is_taken: bool = False
     memory: SlotMemory = field(default_factory=SlotMemory)
-
-    def poll(self) -> None:
-        """The check of the session and the drafters, which outlive requests."""
-        self.check()
 
     def close_drafter(self, name: str) -> None:
         """Close a drafter, unless the whole slot was closed; what it raises does not matter any more."""
@@ -81,7 +76,7 @@ class SlotPool:
         self._kept: list[Slot] = []  # the most recently used one is last
         self._given: deque[tuple[str, Sequence[int]]] = deque(maxlen=_MAX_GIVEN)  # that slots have lost, with owners
 
-    def acquire(self, prompt: Sequence[int], check: CheckCancelled, owner: str = "", n_saved: int = 0) -> Slot | None:
+    def acquire(self, prompt: Sequence[int], owner: str = "", n_saved: int = 0) -> Slot | None:
         """A slot for `prompt`, until `release`; None while all are in use. Raises BackendError.
 
         `owner`: whose text it is. `n_saved`: how many tokens of it a file has; no fewer are taken over from a slot.
@@ -118,7 +113,7 @@ class SlotPool:
         found.earlier = self._list_texts(found, owner)
         if len(found.tokens) - common.get(found, 0) >= LEAST_LOSS:
             self._given.append((found.owner, array("i", found.tokens)))
-        found.is_taken, found.check, found.tokens, found.prompt = True, check, list(prompt), len(prompt)
+        found.is_taken, found.tokens, found.prompt = True, list(prompt), len(prompt)
         found.owner, found.loss = owner, None
         self._kept = [*(slot for slot in self._kept if slot is not found), found]
         return found
@@ -263,7 +258,7 @@ class DrafterPool:
             if name in slot.drafters or name in self._refused:
                 continue
             try:
-                drafter = loaded.open(slot.target, self._vocab_size, slot.poll, slot.memory)
+                drafter = loaded.open(slot.target, self._vocab_size, slot.memory)
                 if reason := _find_fault(drafter, name):
                     drafter.close()
                     raise ValueError(reason)

@@ -8,7 +8,6 @@ import sys
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from time import sleep
@@ -16,17 +15,17 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgespec.backends import Model, require
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import CheckCancelled
+from edgespec.cancel import cancellable
 from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidRequest, reason_of
 from edgespec.machines.ranks import Ranks, count_ranks, get_rank_address
 from edgespec.machines.wire import MEET_S, Follower, Leader, is_reachable
 from edgespec.models.cache import RemoteModel
 from edgespec.models.hub import Hub
-from edgespec.models.load_config import Reporter
 from edgespec.models.packaged import name_packaged
 from edgespec.models.plan import Plan
 from edgespec.models.references import HubRepo, LocalPath, parse_reference
 from edgespec.models.resolve import LocalModel, Source, fetch_source, resolve_source
+from edgespec.progress import loading, notice
 
 if TYPE_CHECKING:
     from edgespec.backends.mlx.team import FollowingTeam, LeadingTeam
@@ -44,9 +43,7 @@ def check_ranks(planned: Plan) -> None:
         )
 
 
-def load_leading(
-    source: Source, path: Path, options: LoadOptions, reporter: Reporter, check: CheckCancelled = lambda: None
-) -> Model:
+def load_leading(source: Source, path: Path, options: LoadOptions) -> Model:
     """Load the model of `source`, whose files are at `path` here, over all ranks.
 
     Raises InvalidRequest, InvalidModelFile, BackendError, Cancelled.
@@ -54,20 +51,20 @@ def load_leading(
     require("mlx")
     from edgespec.backends.mlx.team_model import TeamModel, load_part
 
-    team = mlx_leader(check)
+    team = mlx_leader()
     leader = team.leader
-    reporter.notice(f"The model is split over {leader.ranks.size} ranks.")
+    notice(f"The model is split over {leader.ranks.size} ranks.")
     leader.ask("load", source=write_source(source), options={name: getattr(options, name) for name in _OPTIONS})
     try:
-        progress = partial(reporter.loading, path.name)
-        parts, description = load_part(path, options, team, progress=progress, check=check)
-        leader.gather(check)
+        with loading(path.name):
+            parts, description = load_part(path, options, team)
+        leader.gather()
         leader.tell("go")
         return TeamModel(parts, description, team)
     except BaseException:
         leader.tell("stop")
-        with suppress(BackendError):
-            leader.gather(lambda: None)
+        with suppress(BackendError), cancellable(lambda: None):  # they are told already
+            leader.gather()
         raise
 
 
@@ -79,7 +76,7 @@ def list_versions() -> dict[str, str]:
 _team: LeadingTeam | None = None
 
 
-def mlx_leader(check: CheckCancelled) -> LeadingTeam:
+def mlx_leader() -> LeadingTeam:
     """The team of this process, which is made once. Raises BackendError, Cancelled."""
     global _team
     if _team is None:
@@ -87,7 +84,7 @@ def mlx_leader(check: CheckCancelled) -> LeadingTeam:
 
         address = get_rank_address()
         assert address is not None
-        _team = LeadingTeam(Leader(address, list_versions(), check))
+        _team = LeadingTeam(Leader(address, list_versions()))
     return _team
 
 
@@ -199,16 +196,17 @@ class _Rank:
         assert self._team is not None
         is_stopped, parts = False, None
 
-        def check(*_: Any) -> None:
+        def check() -> None:
             nonlocal is_stopped
             if self._link.peek() is not None:  # rank 0 sends nothing else before the answer
                 is_stopped = True
                 raise Cancelled
 
         try:
-            hub = Hub.from_environment()
-            path = fetch_source(read_source(source, hub), hub, check)
-            parts = load_part(path, LoadOptions(**options), self._team, progress=lambda fraction: None, check=check)
+            with cancellable(check):
+                hub = Hub.from_environment()
+                path = fetch_source(read_source(source, hub), hub)
+                parts = load_part(path, LoadOptions(**options), self._team)
         except (EdgespecError, Cancelled) as error:
             hint = {"hint": error.hint} if isinstance(error, EdgespecError) else {}
             self._link.reply(error=reason_of(error), **hint)

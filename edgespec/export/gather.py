@@ -16,7 +16,7 @@ from edgespec.export.weights import describe_weights
 from edgespec.formats.heads import HeadSpec
 from edgespec.models.draft_words import AUTO, PlannedDrafter
 from edgespec.models.hub import Hub
-from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan, plan
 from edgespec.models.references import Alias, parse_reference
 from edgespec.models.registry import Registry
@@ -30,7 +30,7 @@ _PREFERENCE = (
 
 
 def gather(
-    request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, target_id: str | None, draft_id: str | None
+    request: LoadConfig, registry: Registry, hub: Hub, target_id: str | None, draft_id: str | None
 ) -> ExportPlan:
     """What to export; the ids are what the user says of the original weights.
 
@@ -47,7 +47,7 @@ def gather(
         drafts = tuple(list_paired(pair, backend, registry, request.draft, draft_id))
         name = entry.alias
     else:
-        planned = plan(replace(request, backend=backend, force=True), registry, hub, reporter)
+        planned = plan(replace(request, backend=backend, force=True), registry, hub)
         named = pair.target if pair is not None else reference
         path = find_local(planned.target, hub)
         target = describe_weights(named, registry, path=path, metadata=planned.metadata, given=target_id)

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any, NoReturn
 
-from edgespec.core.protocols import CheckCancelled
+from edgespec.cancel import check_cancelled
 from edgespec.errors import BackendError, reason_of
 from edgespec.machines.ranks import ADDRESS, RankAddress, Ranks
 from edgespec.sockets import keep_alive
@@ -62,7 +62,7 @@ class Link:
 class Leader:
     """Rank 0's connections to all other ranks. A rank that ends by itself ends this process, with one sentence."""
 
-    def __init__(self, address: RankAddress, versions: dict[str, str], check: CheckCancelled) -> None:
+    def __init__(self, address: RankAddress, versions: dict[str, str]) -> None:
         """Waits for the other ranks. Raises BackendError where one does not come or has other versions, Cancelled."""
         global _has_led
         self.ranks = address.ranks
@@ -71,7 +71,7 @@ class Leader:
         self._asked: set[int] = set()
         self._is_closed = False
         try:
-            self._meet(address.server, versions, check)
+            self._meet(address.server, versions)
             _has_led = True
         except BaseException:
             self.close()
@@ -90,11 +90,11 @@ class Leader:
         self.tell(do, **arguments)
         self._asked = set(self._links)
 
-    def gather(self, check: CheckCancelled) -> None:
+    def gather(self) -> None:
         """Wait until all that were asked have answered. Raises the BackendError that one reports, and Cancelled."""
         failures = []
         while self._asked:
-            check()
+            check_cancelled()
             with suppress(Empty):
                 rank, reply = self._replies.get(timeout=_TICK_S)
                 self._asked.discard(rank)
@@ -109,11 +109,11 @@ class Leader:
         for link in self._links.values():
             link.close()
 
-    def _meet(self, server: socket.socket, versions: dict[str, str], check: CheckCancelled) -> None:
+    def _meet(self, server: socket.socket, versions: dict[str, str]) -> None:
         end_s = monotonic() + MEET_S
         server.settimeout(_TICK_S)
         while missing := set(range(1, self.ranks.size)) - set(self._links):
-            check()
+            check_cancelled()
             if monotonic() > end_s:
                 raise BackendError(
                     f"rank {min(missing)} of {self.ranks.size} did not come to {self.ranks.address} in {MEET_S:.0f} s.",

@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from time import monotonic
 
+from edgespec.cancel import cancellable
 from edgespec.errors import CacheError, Cancelled
 from edgespec.memory import rows
 from edgespec.memory.database import Database
@@ -163,7 +164,8 @@ class Memory:
             if plan is None:
                 break
             texts = rows.read_texts(database, space.key, plan.first, plan.last)
-            data = build_segment(texts, self._check)
+            with cancellable(self._check):
+                data = build_segment(texts)
             rows.add_segment(database, space.key, plan, data, epoch)
         space.index.keep(is_uncovered)
 

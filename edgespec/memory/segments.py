@@ -16,7 +16,7 @@ import mmap
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.cancel import check_cancelled
 from edgespec.memory.texts import MAX_MATCH, SEPARATOR, Kind, StoredText, Tokens
 
 _HEADER = struct.Struct("=8sIIII")
@@ -49,7 +50,7 @@ def join_texts(texts: Sequence[Tokens]) -> Tokens:
     return joined
 
 
-def sort_positions(tokens: Tokens, check: Callable[[], None] = lambda: None) -> Tokens:
+def sort_positions(tokens: Tokens) -> Tokens:
     """[n] the positions of `tokens`, ordered by the MAX_MATCH tokens before each, the nearest first.
 
     Positions with equal tokens before them are in rising order. Prefix doubling over the reversed text (Manber and
@@ -66,7 +67,7 @@ def sort_positions(tokens: Tokens, check: Callable[[], None] = lambda: None) -> 
     ranks[MAX_MATCH:] = 0
     tied = np.arange(MAX_MATCH, n + MAX_MATCH, dtype=np.int32)
     while True:
-        check()
+        check_cancelled()
         order = np.argsort(keys, kind="stable")
         tied, keys = tied[order], keys[order]
         firsts, before = _find_firsts(keys), ranks[tied]
@@ -91,7 +92,7 @@ def encode_end(text: Sequence[int]) -> bytes:
     return np.array(text[-MAX_MATCH:][::-1], ">u4").tobytes()
 
 
-def build_segment(texts: Sequence[StoredText], check: Callable[[], None] = lambda: None) -> bytes:
+def build_segment(texts: Sequence[StoredText]) -> bytes:
     """The segment of `texts`; later ones count as more recent. `check` is called now and then, and may raise."""
     tokens = join_texts([text.tokens for text in texts])
     lengths = np.array([len(text.tokens) for text in texts], np.int64)
@@ -99,7 +100,7 @@ def build_segment(texts: Sequence[StoredText], check: Callable[[], None] = lambd
     is_found = tokens != SEPARATOR
     for text, start in zip(texts, starts.tolist(), strict=True):
         is_found[start : start + max(1, text.n_lead)] = False  # what precedes a text's first token is no match
-    order = sort_positions(tokens, check)
+    order = sort_positions(tokens)
     order = order[is_found[order]]
     answers = [
         _CORPUS if text.origin.is_corpus else start + text.answer for text, start in zip(texts, starts, strict=True)

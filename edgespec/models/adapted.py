@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from edgespec.models.heads import read_draft
 from edgespec.models.hub import Hub
 from edgespec.models.resolve import LocalModel, find_local
 from edgespec.models.versions import AdaptedDrafts, AdaptedPair, Card
+from edgespec.progress import notice
 
 if TYPE_CHECKING:
     pass
@@ -19,9 +20,9 @@ from edgespec.models.draft_words import Adaptation, PlannedDrafter, PlannedModel
 
 
 def use_adapted(
-    drafters: Iterable[PlannedDrafter], target: PlannedModel, folder: Path, hub: Hub, notice: Callable[[str], None]
+    drafters: Iterable[PlannedDrafter], target: PlannedModel, folder: Path, hub: Hub
 ) -> list[PlannedDrafter]:
-    """`drafters` with the versions in use of their models, which lie in `folder`; `notice` hears of unusable ones.
+    """`drafters` with the versions in use of their models, which lie in `folder`; the user is told of unusable ones.
 
     A model that is not downloaded has no versions. Raises CacheError for models that cannot be read.
     """

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgespec.backends import FileBackend
-from edgespec.core.protocols import CheckCancelled
+from edgespec.cancel import check_cancelled
 from edgespec.errors import EdgespecError
 from edgespec.machines.memory import Memory
 from edgespec.models.cache import RemoteModel
@@ -230,7 +230,6 @@ class Catalogue:
     hub: Hub
     backend: FileBackend
     memory: Memory
-    check: CheckCancelled = lambda: None
     unreachable: str = ""
 
     def list_local(self, opened: Iterable[Path] = ()) -> list[Candidate]:
@@ -296,7 +295,7 @@ class Catalogue:
         if measure:
             facts = [part.facts for each in kept for part in (each.target, each.draft) if part and part.facts]
             kinds = {kind for each in facts if each.needed <= self.memory.usable for kind in each.read}
-            speed = measure_speed(COMMON | kinds, report, self.check, again=again)
+            speed = measure_speed(COMMON | kinds, report, again=again)
         return Recommendations(sorted((self._judge(each, speed) for each in kept), key=_rank), notices, speed)
 
     def _list_aliases(self, query: Query) -> list[Candidate]:
@@ -344,7 +343,7 @@ class Catalogue:
 
     def _find(self, reference: Reference, backend: FileBackend, about: About | None = None) -> tuple[Part, str]:
         """A model, with the size of its files at the hub, and why it cannot be read, else an empty text."""
-        self.check()
+        check_cancelled()
         name, size, problem = str(reference), None, ""
         try:
             source = resolve_source(reference, backend, self.hub)

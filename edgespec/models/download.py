@@ -11,18 +11,19 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 
+from edgespec.cancel import check_cancelled
 from edgespec.errors import CacheError, HubError, InvalidModelFile
 from edgespec.models.file_selection import RemoteFile
 from edgespec.models.hub_errors import FREE_SPACE
+from edgespec.progress import report_download
 from edgespec.units import gib
 
 # Called with the file's path, the bytes present and the total; at the start, about once per MiB, and before each
 # attempt. What it raises ends the download.
-Progress = Callable[[str, int, int], None]
 
 CHUNK_BYTES = 2**20
 SPARE_BYTES = 64 * 2**20
@@ -50,13 +51,11 @@ class RangeReader:
         return bytes(found[:length])
 
 
-def download_file(
-    remote: RemoteFile, url: str, blobs: Path, lock: Path, progress: Progress = lambda path, done, total: None
-) -> None:
+def download_file(remote: RemoteFile, url: str, blobs: Path, lock: Path) -> None:
     """Download a file to its place in `blobs`, resuming an earlier attempt.
 
     It gets there only with the hub's size and hash. `lock` is the client's lock file for it. Raises InvalidModelFile,
-    HubError for a file without a hash, and the errors of the client and the disk.
+    HubError for a file without a hash, the errors of the client and the disk, Cancelled.
     """
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
@@ -66,7 +65,7 @@ def download_file(
     lock.parent.mkdir(parents=True, exist_ok=True)
     with WeakFileLock(lock):
         if not _is_complete(remote, blobs):
-            _download(remote, url, partial, progress)
+            _download(remote, url, partial)
             if difference := checksum_error(partial, remote.etag, remote.size):
                 partial.unlink()
                 raise damaged_error(remote.path, difference)
@@ -114,7 +113,7 @@ def checksum_error(path: Path, etag: str, size: int) -> str | None:
     return None if actual == etag else f"its hash is {actual[:12]}..., the hub announced {etag[:12]}..."
 
 
-def _download(remote: RemoteFile, url: str, partial: Path, progress: Progress) -> None:
+def _download(remote: RemoteFile, url: str, partial: Path) -> None:
     """Append the missing bytes to `partial`.
 
     After a broken connection, and where the server is busy, it tries again, ATTEMPTS times in vain.
@@ -125,11 +124,11 @@ def _download(remote: RemoteFile, url: str, partial: Path, progress: Progress) -
     failures = 0
     with open(partial, "ab") as file:
         while (have := file.tell()) < remote.size:
-            progress(remote.path, have, remote.size)
+            _report(remote, have)
             try:
                 for chunk in _stream_range(url, have, remote.size - 1):
                     file.write(chunk)
-                    progress(remote.path, file.tell(), remote.size)
+                    _report(remote, file.tell())
                     if file.tell() >= remote.size:
                         return
                 raise httpx.ReadError("the server sends no more bytes")
@@ -140,9 +139,14 @@ def _download(remote: RemoteFile, url: str, partial: Path, progress: Progress) -
                     raise
                 left_s = _PAUSE_S if answer is None else _read_pause(answer.headers.get("Retry-After", ""))
                 while left_s > 0:
-                    progress(remote.path, file.tell(), remote.size)  # which may end the download
+                    _report(remote, file.tell())
                     time.sleep(min(left_s, _PAUSE_S))
                     left_s -= _PAUSE_S
+
+
+def _report(remote: RemoteFile, done: int) -> None:
+    check_cancelled()
+    report_download(remote.path, done, remote.size)
 
 
 def _read_pause(stated: str) -> float:

@@ -40,6 +40,7 @@ from edgespec.models.resolve import (
 )
 from edgespec.models.tokenizer_compat import find_tokenizer_mismatch
 from edgespec.models.versions import BASE, AdaptedDrafts, AdaptedPair
+from edgespec.progress import notice
 
 if TYPE_CHECKING:
     from edgespec.models.load_config import LoadConfig
@@ -77,10 +78,10 @@ class DraftFinder:
     registry: Registry
     hub: Hub
 
-    def find_all(self, notice: Callable[[str], None]) -> list[PlannedDrafter]:
+    def find_all(self) -> list[PlannedDrafter]:
         """All that are available: those that need nothing, the models that the registry pairs with the target, a head.
 
-        `notice` hears what was left out.
+        The user is told what was left out.
         """
         found = []
         has_memory = self.request.memory is not None

@@ -21,7 +21,6 @@ from edgespec.formats.mlx_folder import read_safetensors_shapes
 from edgespec.models import cache
 from edgespec.models.cache import CachedModel, RemoteModel
 from edgespec.models.download import (
-    Progress,
     RangeReader,
     check_disk_space,
     checksum_error,
@@ -110,14 +109,14 @@ class Hub:
                     found |= read_safetensors_shapes(self._open(model, file), file.path)
         return found
 
-    def fetch(self, model: RemoteModel, progress: Progress = lambda path, done, total: None) -> Path:
+    def fetch(self, model: RemoteModel) -> Path:
         """Download the missing files of `model` to the cache; returns the GGUF file to open, or the MLX folder.
 
         Cached files are reused and partial downloads resumed. Every new file is verified by size and hash, and a GGUF
-        file by its header. Raises HubError, CacheError, InvalidModelFile.
+        file by its header. Raises HubError, CacheError, InvalidModelFile, Cancelled.
         """
         for file in model.files:
-            self._fetch_file(model, file, progress)
+            self._fetch_file(model, file)
         if not self.offline:
             with map_errors(self._make_context(model)):
                 cache.remember_revision(self.cache_dir, model)
@@ -180,7 +179,7 @@ class Hub:
             raise make_error(OFFLINE, self._make_context(model, file.path))
         return RangeReader(self._url(model, file), file.size)
 
-    def _fetch_file(self, model: RemoteModel, file: RemoteFile, progress: Progress) -> None:
+    def _fetch_file(self, model: RemoteModel, file: RemoteFile) -> None:
         from huggingface_hub import constants, hf_hub_download
 
         link = cache.snapshot_path(self.cache_dir, model, file.path)
@@ -197,7 +196,7 @@ class Hub:
             is_ours = file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE
             if is_ours:
                 lock = cache.blob_lock(self.cache_dir, model.repo, file.etag or "")
-                download_file(file, self._url(model, file), blobs, lock, progress)
+                download_file(file, self._url(model, file), blobs, lock)
             try:
                 hf_hub_download(
                     model.repo, file.path, revision=model.commit, cache_dir=self.cache_dir, endpoint=self.endpoint

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from edgespec.autopilot.speculation import Rule
 from edgespec.backends import BackendName
@@ -73,26 +72,3 @@ class LoadConfig:
     memory: MemoryOptions | None = None
     adapted: Path | None = None
     learn: LearnOptions | None = None
-
-
-class Reporter(Protocol):
-    """Receives the progress of a load."""
-
-    def notice(self, text: str) -> None:
-        """One sentence for the user, such as why a draft was rejected."""
-
-    def download(self, name: str, done: int, total: int) -> None:
-        """`done` of `total` bytes of a file are downloaded."""
-
-    def loading(self, name: str, fraction: float) -> None:
-        """`fraction` of a model is loaded, 0.0 to 1.0."""
-
-
-class Quiet:
-    """A Reporter that says nothing."""
-
-    def notice(self, text: str) -> None: ...
-
-    def download(self, name: str, done: int, total: int) -> None: ...
-
-    def loading(self, name: str, fraction: float) -> None: ...

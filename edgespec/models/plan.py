@@ -8,7 +8,6 @@ from pathlib import Path
 from edgespec.backends import FileBackend
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import DoesNotFit, InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
@@ -20,12 +19,13 @@ from edgespec.models.draft_words import AUTO, PlannedDrafter, PlannedModel, pars
 from edgespec.models.fit import Fit, Placement, check_fit, place_layers, read_memory, score_bytes, shares_context
 from edgespec.models.heads import KIND_NAMES, find_head, naming_heads
 from edgespec.models.hub import Hub
-from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.load_config import LoadConfig
 from edgespec.models.network import PROCESS_BYTES, Network, find_network
 from edgespec.models.references import Alias, HubFile, HubQuant, HubReference, HubRepo, parse_reference
 from edgespec.models.registry import Acceptance, Registry, SamplingDefaults
 from edgespec.models.resolve import Source, fetch_source, read_metadata, resolve_pair
 from edgespec.models.target import choose_backend, naming_entry
+from edgespec.progress import notice
 from edgespec.units import count
 
 
@@ -77,15 +77,7 @@ class Plan:
         return next((each.self_draft for each in self.drafters if each.self_draft is not None), None)
 
 
-def plan(
-    request: LoadConfig,
-    registry: Registry,
-    hub: Hub,
-    reporter: Reporter,
-    *,
-    opened: Plan | None = None,
-    stays: bool = False,
-) -> Plan:
+def plan(request: LoadConfig, registry: Registry, hub: Hub, *, opened: Plan | None = None, stays: bool = False) -> Plan:
     """Choose the runtime, resolve the models, read their headers, compare tokenizers, check memory.
 
     `opened` is that of a model that is open, whose memory counts as free. Where it `stays`, it is the target itself,
@@ -97,7 +89,7 @@ def plan(
     with naming_heads(reference), naming_entry(request, registry):
         backend = choose_backend(request, registry, hub)
         resolved = resolve_pair(request.model, backend, registry, hub)
-        facts = read_metadata(resolved.target, hub, reporter.download)
+        facts = read_metadata(resolved.target, hub)
     own_head = find_head(facts)
     if own_head is not None and not own_head.in_target:
         raise InvalidModelFile(
@@ -107,10 +99,10 @@ def plan(
     target = PlannedModel(reference, resolved.target, facts)
     finder = DraftFinder(request, backend, target, own_head, resolved, registry, hub)
     is_auto = request.draft == AUTO
-    drafters = finder.find_all(reporter.notice) if is_auto else list(map(finder.find, parse_draft(request.draft)))
+    drafters = finder.find_all() if is_auto else list(map(finder.find, parse_draft(request.draft)))
     if request.adapted is not None:
-        drafters = use_adapted(drafters, target, request.adapted, hub, reporter.notice)
-    options = _set_context_size(request.load, facts, reporter)
+        drafters = use_adapted(drafters, target, request.adapted, hub)
+    options = _set_context_size(request.load, facts)
     if opened is not None and stays:
         options = replace(options, caches=opened.options.caches)
     limit = None if request.max_bytes is None else max(0, request.max_bytes - PROCESS_BYTES)
@@ -124,10 +116,10 @@ def plan(
     network, memory = find_network(options, backend, facts, own, opened.network if opened else None)
     least = options.caches if stays else 1
     part = None if network is None else (_without_ram(own, options), network.split.share)
-    drafters, fit = _check_memory(request, options, memory, facts, drafters, reporter, part, least)
+    drafters, fit = _check_memory(request, options, memory, facts, drafters, part, least)
     options = _keep_flash_attention(replace(options, caches=fit.caches), facts, fit)
     if network is None:
-        options = _place(options, facts, fit, reporter, opened.options if opened is not None and stays else None)
+        options = _place(options, facts, fit, opened.options if opened is not None and stays else None)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
     drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]
     acceptance = resolved.models.acceptance if resolved.models.draft in drafts else None
@@ -137,32 +129,20 @@ def plan(
     )
 
 
-def fetch(source: Source, hub: Hub, reporter: Reporter, check: CheckCancelled = lambda: None) -> Path:
-    """The file to load, downloaded if necessary. Raises HubError, CacheError, InvalidModelFile, Cancelled."""
-
-    def progress(name: str, done: int, total: int) -> None:
-        check()
-        reporter.download(name, done, total)
-
-    return fetch_source(source, hub, progress)
-
-
-def fetch_all(
-    request: LoadConfig, registry: Registry, hub: Hub, reporter: Reporter, check: CheckCancelled
-) -> list[Path]:
+def fetch_all(request: LoadConfig, registry: Registry, hub: Hub) -> list[Path]:
     """Download what `request` names and what drafts for it. Memory is not checked: a load does that.
 
     Raises UnknownModel, HubError, CacheError, InvalidModelFile, DraftRefused, Cancelled.
     """
-    planned = plan(replace(request, force=True, fetch_heads=True), registry, hub, reporter)
-    return [fetch(source, hub, reporter, check) for source in planned.sources]
+    planned = plan(replace(request, force=True, fetch_heads=True), registry, hub)
+    return [fetch_source(source, hub) for source in planned.sources]
 
 
-def _set_context_size(options: LoadOptions, facts: ModelMetadata, reporter: Reporter) -> LoadOptions:
+def _set_context_size(options: LoadOptions, facts: ModelMetadata) -> LoadOptions:
     trained = max(facts.trained_context or DEFAULT_CONTEXT, 8)
     size = options.context_for(trained)
     if size > trained:
-        reporter.notice(f"The model was trained for {trained:,} tokens; beyond them its answers lose quality.")
+        notice(f"The model was trained for {trained:,} tokens; beyond them its answers lose quality.")
     return replace(options, context_size=size)
 
 
@@ -185,9 +165,7 @@ def _without_ram(own: Memory, options: LoadOptions) -> Memory:
     return replace(own, ram_available=0) if options.gpu_layers is None and own.own_devices else own
 
 
-def _place(
-    options: LoadOptions, target: ModelMetadata, fit: Fit, reporter: Reporter, opened: LoadOptions | None
-) -> LoadOptions:
+def _place(options: LoadOptions, target: ModelMetadata, fit: Fit, opened: LoadOptions | None) -> LoadOptions:
     """`options` with the layers that accelerators have memory for, where the user has not set them, or as they are in a
     target that is `opened` already. A draft for which a target would have to make room is in RAM.
     """
@@ -202,15 +180,15 @@ def _place(
     elif may_move:
         placed = place_layers(target, alone, flash=flash)
     if may_move and beside != placed:
-        reporter.notice("The draft stays in RAM, since the GPU has no memory for it beside the model.")
+        notice("The draft stays in RAM, since the GPU has no memory for it beside the model.")
         options = replace(options, gpu_layers_draft=0)
     count = target.own("block_count") or 0
     if opened is None and placed.layers is not None:
         there = max(placed.layers - 1, 0)  # the output matrix counts as one
-        reporter.notice(f"The GPU has memory for {there} of {count} layers; the processor computes the rest.")
+        notice(f"The GPU has memory for {there} of {count} layers; the processor computes the rest.")
     if opened is None and placed.in_ram is not None:
         experts = f"the experts of {placed.in_ram} of {count} layers"
-        reporter.notice(f"The GPU has no memory for {experts}; they stay in RAM.")
+        notice(f"The GPU has no memory for {experts}; they stay in RAM.")
     shares = None if placed.shares is None else ",".join(map(str, placed.shares))
     return replace(options, gpu_layers=placed.layers, n_cpu_moe=placed.in_ram, tensor_split=shares)
 
@@ -236,7 +214,6 @@ def _check_memory(
     memory: Memory,
     target: ModelMetadata,
     drafters: list[PlannedDrafter],
-    reporter: Reporter,
     own: tuple[Memory, float] | None,
     least: int,
 ) -> tuple[list[PlannedDrafter], Fit]:
@@ -266,7 +243,7 @@ def _check_memory(
             )
         except DoesNotFit:
             if models and request.draft == AUTO:
-                reporter.notice(f"Drafting without {models[-1].label}: it does not fit in memory with the target.")
+                notice(f"Drafting without {models[-1].label}: it does not fit in memory with the target.")
                 drafters = [each for each in drafters if each is not models[-1]]
             elif caches > least:
                 caches -= 1
@@ -274,7 +251,7 @@ def _check_memory(
                 raise
         else:
             if caches < options.caches:
-                reporter.notice(
+                notice(
                     f"Memory holds {count(caches, 'KV cache')} of {context:,} tokens, not {options.caches}."
                     " A smaller --ctx allows more."
                 )

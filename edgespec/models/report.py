@@ -10,13 +10,12 @@ from edgespec.autopilot.profile import Profile
 from edgespec.autopilot.settings_store import SettingsStore
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.core.protocols import CheckCancelled
 from edgespec.formats.gguf import GGML_NAMES, Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.machines.memory import RAM, split_places
 from edgespec.models.fit import ModelFacts, describe_model, estimate_head
 from edgespec.models.hub import Hub
-from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan, plan
 from edgespec.models.references import shorten_names
 from edgespec.models.registry import Acceptance, Registry
@@ -31,6 +30,7 @@ from edgespec.models.speed import (
     measure_speed,
     read_by_type,
 )
+from edgespec.progress import notice
 from edgespec.text.chat_template import profile_template
 from edgespec.units import gib, significant
 
@@ -44,8 +44,6 @@ def report_plan(
     request: LoadConfig,
     registry: Registry,
     hub: Hub,
-    reporter: Reporter,
-    check: CheckCancelled,
     report: Callable[[str], None] = lambda text: None,
     *,
     measure: bool = True,
@@ -54,13 +52,13 @@ def report_plan(
 
     `report` is told in words what is being done. Raises any EdgespecError, Cancelled.
     """
-    planned = plan(request, registry, hub, reporter)
+    planned = plan(request, registry, hub)
     for told in (*planned.findings, *_find_tools_notice(planned)):
-        reporter.notice(told)
+        notice(told)
     facts = describe_plan(planned) | _describe_settings(planned, hub)
     yield facts
     if measure:
-        yield facts | _describe_speed(planned, check, report)
+        yield facts | _describe_speed(planned, report)
 
 
 def _find_tools_notice(planned: Plan) -> list[str]:
@@ -126,7 +124,7 @@ def _describe_settings(planned: Plan, hub: Hub) -> dict[str, Any]:
     return {"settings": asdict(stored) if stored is not None else None}
 
 
-def _describe_speed(planned: Plan, check: CheckCancelled, report: Callable[[str], None]) -> dict[str, Any]:
+def _describe_speed(planned: Plan, report: Callable[[str], None]) -> dict[str, Any]:
     """The expected speed, or `not_foretold` with the reason why there is none. Raises Cancelled."""
     models = {each.spec.name: each.model.metadata for each in planned.drafters if each.model is not None}
     draft = models.get("model")
@@ -136,7 +134,7 @@ def _describe_speed(planned: Plan, check: CheckCancelled, report: Callable[[str]
         return {"not_foretold": "a part of it is on the GPU and the processor computes the rest"}
     target, drafted = describe_model(planned.metadata), read_by_type(draft) if isinstance(draft, Header) else {}
     types = {*target.read, *find_similar(target.read), *drafted}
-    speed = measure_speed(types, report, check, planned.options)
+    speed = measure_speed(types, report, planned.options)
     alone = speed.estimate(target.read, drafted)
     if alone is None:
         return {"not_foretold": "its type of weights could not be measured on this machine"}

@@ -12,7 +12,6 @@ from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.mlx_folder import read_config, read_folder, refuse_adapter
 from edgespec.models.cache import RemoteModel, snapshot_path
-from edgespec.models.download import Progress
 from edgespec.models.file_selection import Kind, list_parts
 from edgespec.models.hub import Hub
 from edgespec.models.packaged import find_packaged
@@ -106,7 +105,7 @@ def is_here(reference: Reference, hub: Hub) -> bool:
     return not isinstance(reference, HubRepo | HubQuant | HubFile) or hub.find_cached(reference) is not None
 
 
-def read_metadata(source: Source, hub: Hub, progress: Progress = lambda path, done, total: None) -> ModelMetadata:
+def read_metadata(source: Source, hub: Hub) -> ModelMetadata:
     """The checked metadata of a source; weights are not read.
 
     From the hub, this fetches the first bytes of a GGUF file, or the small files of a folder into the cache. Raises
@@ -117,7 +116,7 @@ def read_metadata(source: Source, hub: Hub, progress: Progress = lambda path, do
             return hub.header(source)
         weights = sum(file.size for file in source.files if file.path.endswith(".safetensors"))
         small = tuple(file for file in source.files if not file.path.endswith(".safetensors"))
-        return read_config(hub.fetch(replace(source, files=small), progress), source.repo, weights)
+        return read_config(hub.fetch(replace(source, files=small)), source.repo, weights)
     if source.kind == "mlx":
         return read_folder(source.path)
     return read_parts(source.path)
@@ -136,9 +135,9 @@ def read_parts(path: Path) -> Header:
     return join_parts([read_file(path.with_name(name)) for name in list_parts(path.name)])
 
 
-def fetch_source(source: Source, hub: Hub, progress: Progress = lambda path, done, total: None) -> Path:
+def fetch_source(source: Source, hub: Hub) -> Path:
     """The GGUF file or MLX folder to open; downloads the missing files of a hub source. Raises as Hub.fetch does."""
-    return hub.fetch(source, progress) if isinstance(source, RemoteModel) else source.path
+    return hub.fetch(source) if isinstance(source, RemoteModel) else source.path
 
 
 def find_local(source: Source, hub: Hub) -> Path | None:

@@ -24,7 +24,6 @@ from edgespec.autopilot.store import calibration_folder, current_setting, load_e
 from edgespec.backends import device_memory, open_model
 from edgespec.backends.llamacpp.shape import count_blocks, write_shape
 from edgespec.backends.options import LoadOptions, idle_cores
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import EdgespecError
 from edgespec.formats.gguf import GGML_NAMES, Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
@@ -189,7 +188,6 @@ def save_speed(speed: MachineSpeed, options: LoadOptions = LoadOptions()) -> Non
 def measure_speed(
     types: Iterable[str],
     report: Callable[[str], None] = lambda text: None,
-    check: CheckCancelled = lambda: None,
     options: LoadOptions = LoadOptions(),  # noqa: B008 - frozen
     *,
     again: bool = False,
@@ -206,7 +204,7 @@ def measure_speed(
     report(f"measuring this machine once, with weights of {len(missing)} types: {', '.join(missing)} …")
     with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
         try:
-            measured = run_in_child(_measure, missing, Path(folder), options, check=check)
+            measured = run_in_child(_measure, missing, Path(folder), options)
         except (ChildDied, EdgespecError):
             return stored
     speed = MachineSpeed({**stored.rates, **measured})
@@ -264,8 +262,8 @@ def _time_shape(header: Header, path: Path, options: LoadOptions) -> dict[int, f
     )
     clock = perf_counter if device_memory("llamacpp") else lambda: process_time() / threads
     with (
-        closing(open_model("llamacpp", path, small, progress=lambda fraction: None, check=lambda: None)) as model,
-        closing(model.open_session(lambda: None)) as session,
+        closing(open_model("llamacpp", path, small)) as model,
+        closing(model.open_session()) as session,
     ):
         rows = measure_rows(session, _TYPE_PROFILE_S, clock=clock)
     path.unlink()

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgespec.cancel import check_cancelled
 from edgespec.core.arrays import Ints
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import InvalidRequest
 from edgespec.models.versions import BASE, AdaptedPair, Gain
 from edgespec.train.parts import cut_windows
@@ -53,18 +53,18 @@ def chain_matrix(hits: npt.NDArray[np.bool_], depth: int) -> Matrix:
     return np.lib.stride_tricks.sliding_window_view(padded, depth) if len(hits) else np.zeros((0, depth), np.float32)
 
 
-def measure_chains(network: Any, texts: Sequence[TrainingText], depth: int, check: CheckCancelled) -> dict[str, Matrix]:
+def measure_chains(network: Any, texts: Sequence[TrainingText], depth: int) -> dict[str, Matrix]:
     """The Matrix of each conversation.
 
     `network` is MLX's, tokens int32 [B, T] to logits [B, T, V]. Raises Cancelled.
     """
     found: dict[str, list[Matrix]] = {}
-    for text, best in zip(texts, read_best(network, texts, check), strict=True):
+    for text, best in zip(texts, read_best(network, texts), strict=True):
         found.setdefault(text.source, []).append(chain_matrix(find_hits(best, text), depth))
     return {source: np.concatenate(parts) for source, parts in found.items()}
 
 
-def read_best(network: Any, texts: Sequence[TrainingText], check: CheckCancelled) -> list[Ints]:
+def read_best(network: Any, texts: Sequence[TrainingText]) -> list[Ints]:
     """[n] the network's best token after each token of each text; -1 in the lead and behind the last token.
 
     Raises Cancelled.
@@ -73,7 +73,7 @@ def read_best(network: Any, texts: Sequence[TrainingText], check: CheckCancelled
 
     best = [np.full(len(text.tokens), -1, np.int32) for text in texts]
     for window in cut_windows(texts, _WINDOW):
-        check()
+        check_cancelled()
         part = texts[window.text].tokens[window.start : window.stop]
         logits = network(mx.array(part[None]))
         rows = np.array(mx.argmax(logits[0], axis=-1)).astype(np.int32)

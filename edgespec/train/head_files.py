@@ -116,7 +116,7 @@ def check_target(target: Model, source: Path, free: int) -> None:
             f"training a head needs {gib(needed)} beside the model; {gib(max(free, 0))} are free.",
             hint="Close other programs, or train one for a smaller model.",
         )
-    with closing(cast(TappedSession, target.open_session(lambda: None))) as session:
+    with closing(cast(TappedSession, target.open_session())) as session:
         session.tap(_choose_layers(target.layer_count))
 
 

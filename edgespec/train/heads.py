@@ -26,8 +26,8 @@ from edgespec.backends.mlx.heads.parts import read_layer_shape
 from edgespec.backends.mlx.heads.target_parts import TargetParts
 from edgespec.backends.mlx.heads.weights import HeadWeights, read_arrays
 from edgespec.backends.mlx.library import map_errors
+from edgespec.cancel import check_cancelled
 from edgespec.core.arrays import Ints
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import DraftRefused
 from edgespec.files import new_folder
 from edgespec.formats.heads import HEAD_NAMES, HeadKind, HeadSpec
@@ -243,7 +243,7 @@ def find_known(
     return found, shares.astype(np.float32), is_there[:, 0]
 
 
-def measure_heads(network: HeadNetwork, texts: Parts, depth: int, check: CheckCancelled) -> dict[str, Matrix]:
+def measure_heads(network: HeadNetwork, texts: Parts, depth: int) -> dict[str, Matrix]:
     """The Matrix of each conversation, for drafts of `depth` tokens.
 
     An entry says whether the head's best token is the text's after so many tokens of its own that were: passes over a
@@ -251,7 +251,7 @@ def measure_heads(network: HeadNetwork, texts: Parts, depth: int, check: CheckCa
     """
     head, found = network.build(), dict[str, list[Matrix]]()
     for index, window in enumerate(texts.windows):
-        check()
+        check_cancelled()
         text, part = texts.texts[window.text], texts.read(index)
         passes = run_passes(head, mx.array(part.tokens), mx.array(part.features), depth)
         best = np.array(mx.argmax(mx.stack(passes), axis=-1))  # [depth, n - 1]

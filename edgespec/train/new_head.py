@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -17,7 +16,6 @@ import numpy as np
 
 from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import Model
-from edgespec.core.protocols import CheckCancelled
 from edgespec.drafters import drafter_specs
 from edgespec.drafters.ngram import SuffixLookup, continue_from
 from edgespec.engine.engine import Engine
@@ -25,9 +23,11 @@ from edgespec.errors import DraftRefused, InvalidModelFile, InvalidRequest
 from edgespec.files import remove_path
 from edgespec.formats.head_file import read_head
 from edgespec.models.draft_words import PlannedDrafter
-from edgespec.models.load_config import LoadConfig, Quiet
-from edgespec.models.plan import fetch, plan
+from edgespec.models.load_config import LoadConfig
+from edgespec.models.plan import plan
+from edgespec.models.resolve import fetch_source
 from edgespec.models.versions import FIRST, NO_BASE, OWN_TEXTS, RUN, AdaptedPair
+from edgespec.progress import QUIET, reporting
 from edgespec.train.evaluate import Matrix, expected_tokens, find_rounds
 from edgespec.train.options import CHECKPOINT, Throttle, TrainOptions
 from edgespec.train.own_texts import ConversationFile, write_conversations
@@ -77,17 +77,17 @@ class HeadTrainer(Training):
         options = replace(options, caches=_STREAMS, context_size=options.context_size or _CONTEXT)
         load = replace(config.load, load=options, memory=None, adapted=None)
         self._refuse_others(replace(load, draft="auto"))
-        planned = plan(replace(load, draft="none"), self.registry, self.hub, self.reporter)
-        path = fetch(planned.target, self.hub, self.reporter, self.check)
+        planned = plan(replace(load, draft="none"), self.registry, self.hub)
+        path = fetch_source(planned.target, self.hub)
         pair = self.drafts.new_head(path, planned.backend)
-        folder, check = pair.folder / RUN, partial(throttle.wait, self.check)
-        with open_run(folder), ExitStack() as opened:
+        folder = pair.folder / RUN
+        with throttle.pausing(), open_run(folder), ExitStack() as opened:
             target = self.open_target(planned, path, opened)
             check_target(target, path, planned.fit.memory.usable - planned.fit.target.total)
             file = ConversationFile(pair.folder / OWN_TEXTS, target.tokenizer.vocab_size)
             has_begun = (folder / CHECKPOINT).exists()  # then it goes on with the texts that it has begun with
             if file.n_tokens < (_LEAST if has_begun else config.n_tokens):
-                self._write_texts(target, file, config, check)
+                self._write_texts(target, file, config)
             train, held_out = split_conversations(file.texts())
             train.reverse()  # the newest ones, which no earlier head has read, are read first
             materials = Materials(
@@ -98,7 +98,6 @@ class HeadTrainer(Training):
                 options=replace(config.train, start=f"version {pair.active_number()}, {len(train)} texts"),
                 throttle=replace(throttle, limit_s=_TRAINING * throttle.limit_s),
                 folder=folder,
-                check=check,
                 reading=self.reporter.reading,
                 # A training that has begun goes on with what it had read.
                 reading_s=0.0 if has_begun else _READING * throttle.limit_s,
@@ -107,7 +106,9 @@ class HeadTrainer(Training):
 
     def _refuse_others(self, load: LoadConfig) -> None:
         """Raise DraftRefused for a target that has a head, which `auto` would prefer."""
-        for each in plan(load, self.registry, self.hub, Quiet()).drafters:
+        with reporting(QUIET):
+            drafters = plan(load, self.registry, self.hub).drafters
+        for each in drafters:
             if each.head is not None:
                 raise DraftRefused(
                     f"{each.label} is a head for this model already.",
@@ -150,7 +151,7 @@ class HeadTrainer(Training):
                 remove_path(first)
         return replace(done, base=base, goes_on=goes_on)
 
-    def _write_texts(self, target: Model, file: ConversationFile, config: HeadConfig, check: CheckCancelled) -> None:
+    def _write_texts(self, target: Model, file: ConversationFile, config: HeadConfig) -> None:
         """Write texts up to the wanted number of tokens, or to the end of their time if they suffice then.
 
         Raises InvalidRequest on battery.
@@ -159,7 +160,7 @@ class HeadTrainer(Training):
         engine = Engine(target, (), Speculation(), _STREAMS)
         n_streams, questions = min(_STREAMS, engine.max_concurrency), file.list_unanswered(config.questions)
         try:
-            for each in write_conversations(engine, questions, file.next_seed, n_streams, check):
+            for each in write_conversations(engine, questions, file.next_seed, n_streams):
                 file.add(each)
                 n = file.n_tokens
                 share = max(n / config.n_tokens, min((monotonic() - began_s) / limit_s, n / (2 * _LEAST)))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from time import sleep
 from typing import Literal, get_args
 
-from edgespec.core.protocols import CheckCancelled
+from edgespec.cancel import Check, cancellable, check_cancelled, current_check
 from edgespec.train.learn import is_any_engine_working, is_on_battery
 
 Weights = Literal["full", "lora"]
@@ -72,16 +73,25 @@ class Throttle:
     must_wait: Callable[[], bool] = is_any_engine_working
     must_stop: Callable[[], bool] = is_on_battery
 
-    def wait(self, check: CheckCancelled) -> None:
+    def wait(self) -> None:
         """Return when nothing more urgent runs. Raises Cancelled."""
+        self._wait(check_cancelled)
+
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Work inside pauses where it polls for cancellation, while something more urgent runs."""
+        with cancellable(partial(self._wait, current_check())):
+            yield
+
+    def _wait(self, check: Check) -> None:
         check()
         while self.must_wait():
             sleep(_POLL_S)
             check()
 
-    def before_step(self, trained_s: float, check: CheckCancelled) -> StopReason | None:
+    def before_step(self, trained_s: float) -> StopReason | None:
         """Return when the next step may begin, or why none may, after `trained_s` of training. Raises Cancelled."""
-        self.wait(check)
+        self.wait()
         if trained_s >= self.limit_s:
             return "time"
         return "battery" if self.must_stop() else None

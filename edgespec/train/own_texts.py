@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from edgespec.cancel import check_cancelled, current_check, iterate
 from edgespec.core.peers import Yield
-from edgespec.core.protocols import CheckCancelled, Step
+from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
@@ -98,7 +99,7 @@ def _parse(line: bytes, vocab_size: int) -> Conversation | None:
 
 
 def write_conversations(
-    engine: Engine, questions: Sequence[str], first: int, n_streams: int, check: CheckCancelled
+    engine: Engine, questions: Sequence[str], first: int, n_streams: int
 ) -> Generator[Conversation]:
     """Conversations from number `first` on, `n_streams` written at a time; they end where the caller stops.
 
@@ -111,7 +112,7 @@ def write_conversations(
     while True:
         while len(running) < n_streams:
             question = left.pop(0) if left else ""
-            running.append(_converse(engine, turn_start, question, seed, check))
+            running.append(_converse(engine, turn_start, question, seed))
             seed += 1
         for each in tuple(running):
             try:
@@ -139,37 +140,34 @@ def _find_turn_start(engine: Engine) -> str:
     return before
 
 
-def _converse(
-    engine: Engine, turn_start: str, given: str, seed: int, check: CheckCancelled
-) -> Generator[Yield, None, Conversation | None]:
+def _converse(engine: Engine, turn_start: str, given: str, seed: int) -> Generator[Yield, None, Conversation | None]:
     """A conversation; None without a question, for a question that does not fit, and for an answer of a few tokens."""
     try:
         question = given
         if not given:
-            question, _ = yield from _write(engine, Request(turn_start, _QUESTION, _MAX_QUESTION, seed), check)
+            question, _ = yield from _write(engine, Request(turn_start, _QUESTION, _MAX_QUESTION, seed))
             if len(question.strip()) < _MIN_QUESTION:
                 return None
         prompt = (Message("user", question.strip()),)
         sampling = _GREEDY if np.random.default_rng(seed).random() < _GREEDY_SHARE else _DRAWN
-        _, answer = yield from _write(engine, Request(prompt, sampling, _MAX_ANSWER, seed), check)
+        _, answer = yield from _write(engine, Request(prompt, sampling, _MAX_ANSWER, seed))
         before = engine.encode(prompt)
     except ContextOverflow:
         return None
     return Conversation(seed, len(before), [*before, *answer], given) if len(answer) > _LOOP else None
 
 
-def _write(
-    engine: Engine, request: Request, check: CheckCancelled
-) -> Generator[Yield, None, tuple[str, Sequence[int]]]:
+def _write(engine: Engine, request: Request) -> Generator[Yield, None, tuple[str, Sequence[int]]]:
     """(text, tokens) of an answer, which ends where it begins to repeat itself. Raises Cancelled."""
     text, tokens, is_looping = "", list[int](), False
+    check = current_check()
 
     def stop() -> None:
         check()
         if is_looping:
             raise Cancelled
 
-    for event in engine.generate(request, stop):
+    for event in iterate(engine.generate(request), stop):
         if isinstance(event, Yield):
             yield event
         elif isinstance(event, Piece):
@@ -177,7 +175,7 @@ def _write(
         elif isinstance(event, Step):
             tokens += event.tokens
             is_looping = len(tokens) % _LOOP == 0 and len(cut_loop(tokens)) < len(tokens)
-    check()
+    check_cancelled()
     return text, cut_loop(tokens)
 
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.backends import Model, open_model
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
 from edgespec.memory.store import TextStore
 from edgespec.models.draft_words import PlannedDrafter, PlannedModel
 from edgespec.models.hub import Hub
-from edgespec.models.load_config import LoadConfig, Reporter
-from edgespec.models.plan import Plan, fetch, plan
+from edgespec.models.load_config import LoadConfig
+from edgespec.models.plan import Plan, plan
 from edgespec.models.registry import Registry
+from edgespec.models.resolve import fetch_source
 from edgespec.models.target import open_vocabulary
 from edgespec.models.tokenizer_compat import identify_tokenizer
 from edgespec.models.versions import RUN, AdaptedDrafts, AdaptedPair, Card, Gain
+from edgespec.progress import Reporter, loading
 from edgespec.train.evaluate import Matrix, Return, compare, expected_tokens, require_positions, return_to_best
 from edgespec.train.options import Progress, StopReason, Throttle, TrainOptions, Weights
 from edgespec.train.parts import BATCH_TOKENS
@@ -99,19 +99,18 @@ class Training:
     hub: Hub
     drafts: AdaptedDrafts
     reporter: AdaptReporter
-    check: CheckCancelled
 
     def open_target(self, planned: Plan, path: Path, opened: ExitStack) -> Model:
         """The target in `path`, which is closed with `opened`. Raises EdgespecError, Cancelled."""
-        progress = partial(self.reporter.loading, path.name)
-        target = open_model(planned.backend, path, planned.options, progress=progress, check=self.check)
+        with loading(path.name):
+            target = open_model(planned.backend, path, planned.options)
         opened.callback(target.close)
         return target
 
 
-def plan_training(config: AdaptConfig, registry: Registry, hub: Hub, reporter: Reporter) -> Plan:
+def plan_training(config: AdaptConfig, registry: Registry, hub: Hub) -> Plan:
     """The target with a draft that can be trained. Raises EdgespecError."""
-    planned = plan(replace(config.load, memory=None, adapted=None), registry, hub, reporter)
+    planned = plan(replace(config.load, memory=None, adapted=None), registry, hub)
     _find_draft(planned)
     return planned
 
@@ -128,16 +127,17 @@ class Adapter(Training):
         `planned` is of `plan_training`. Texts and memory are known to suffice before weights are loaded. Raises
         EdgespecError, Cancelled.
         """
+        with config.throttle.pausing():  # what is read and measured waits for engines too
+            return self._run(config, planned)
+
+    def _run(self, config: AdaptConfig, planned: Plan) -> Adaptation:
         drafter, model = _find_draft(planned)
-        target_path, base_path = (
-            fetch(source, self.hub, self.reporter, self.check) for source in (planned.target, model.source)
-        )
+        target_path, base_path = (fetch_source(source, self.hub) for source in (planned.target, model.source))
         pair = self.drafts.pair(target_path, base_path)
-        check = partial(config.throttle.wait, self.check)  # what is read and measured waits for engines too
         returned = None
         if config.newest:
             _, held_out = self._split_texts(config)
-            returned = return_to_best(pair, base_path, lambda path: measure_draft(drafter, path, held_out, check))
+            returned = return_to_best(pair, base_path, lambda path: measure_draft(drafter, path, held_out))
         active = pair.active()
         start = base_path if active is None else active.path
         weights = config.weights or _choose_weights(drafter, start)
@@ -154,7 +154,6 @@ class Adapter(Training):
                 options=options,
                 throttle=config.throttle,
                 folder=folder,
-                check=check,
                 reading=self.reporter.reading,
             )
             trainee = open_trainee(drafter, start, weights, materials, opened)

@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends.head_session import TappedSession
+from edgespec.cancel import check_cancelled
 from edgespec.core.arrays import Indices, Ints, Logits
 from edgespec.core.decoding import read_prompt
-from edgespec.core.protocols import CheckCancelled, Draft, Session
+from edgespec.core.protocols import Draft, Session
 from edgespec.core.truncate import highest, top_k
 from edgespec.core.weights import sum_blocks
 
@@ -43,13 +44,7 @@ class Part:
 class Teacher:
     """A target that reads texts. The session is its own; the caller closes it."""
 
-    def __init__(
-        self,
-        session: Session,
-        check: CheckCancelled,
-        vocab_size: int | None = None,
-        layers: tuple[int, ...] | None = None,
-    ) -> None:
+    def __init__(self, session: Session, vocab_size: int | None = None, layers: tuple[int, ...] | None = None) -> None:
         """`vocab_size`: the draft's; ids from there on are left to the other tokens of a row.
 
         `layers` of the target are those whose hidden states a network reads; the session then holds no tokens. Raises
@@ -57,7 +52,6 @@ class Teacher:
         """
         limits = session.capabilities
         self._session = session
-        self._check = check
         self._kept = None if layers is None else cast(TappedSession, session).tap(layers)
         self._vocab_size = min(vocab_size or limits.vocab_size, limits.vocab_size)
         self.reads = f"{self._vocab_size} {layers}"  # beside the tokens all that decides what is read
@@ -77,7 +71,7 @@ class Teacher:
         ids[0], log_probs[0] = self._choose_best(read_prompt(session, text[:1]).logits(0))
         at = 1
         while at < len(text):
-            self._check()
+            check_cancelled()
             n = min(len(text) - at, session.draft_limit + 1, max_rows)
             scores = session.forward(text[at], Draft.chain(text[at + 1 : at + n]))
             for row in range(n):

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.backends import Model
 from edgespec.backends.mlx.library import device, load_mlx
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendUnavailable, DraftRefused
 from edgespec.installation import install_command
 from edgespec.models.draft_words import PlannedDrafter
-from edgespec.models.load_config import Reporter
+from edgespec.progress import notice
 from edgespec.train.evaluate import Matrix, measure_chains
 from edgespec.train.options import Progress, Throttle, TrainOptions, Weights
 from edgespec.train.parts import Parts
@@ -39,7 +38,6 @@ class Materials:
     """What a draft is trained and measured with.
 
     folder    of the checkpoints, and of what the target says of the texts
-    check     polled between forwards; waits while engines work
     reading   gets the numbers of tokens that the target has read, and of all
     reading_s seconds in which it reads texts to train on; it leaves out what it has not read then
     """
@@ -51,7 +49,6 @@ class Materials:
     options: TrainOptions
     throttle: Throttle
     folder: Path
-    check: CheckCancelled
     reading: Callable[[int, int], None]
     reading_s: float = inf
 
@@ -86,18 +83,18 @@ def open_trainee(
     student = open_student(path)
     from edgespec.train.objectives import distillation
 
-    session = materials.target.open_session(materials.check)
+    session = materials.target.open_session()
     opened.callback(session.close)
     if weights == "lora":
         student.train_lora(RANK)
     else:
         student.train_all()
-    teacher = Teacher(session, materials.check, student.vocab_size)
+    teacher = Teacher(session, student.vocab_size)
     parts = _make_parts(materials.train, teacher, materials, materials.reading_s)
     return Trainee(
         texts=parts.used_texts,
         train=_descend(student.network, distillation, parts, materials),
-        measure=lambda: measure_chains(student.network, materials.held_out, DEPTH, materials.check),
+        measure=lambda: measure_chains(student.network, materials.held_out, DEPTH),
         save=student.save,
     )
 
@@ -120,27 +117,25 @@ def load_trainer() -> None:
         ) from error
 
 
-def notice_slow_blas(reporter: Reporter) -> None:
-    """Tell `reporter` where MLX computes on a processor with the reference BLAS of its wheel. Raises BackendUnavailable
+def notice_slow_blas() -> None:
+    """Tell the user where MLX computes on a processor with the reference BLAS of its wheel. Raises BackendUnavailable
     without MLX.
     """
     load_trainer()
     if sys.platform == "linux" and not device().on_gpu and "LD_PRELOAD" not in os.environ:
-        reporter.notice(
+        notice(
             "MLX's wheels have a slow BLAS on Linux; OpenBLAS trains several times faster: docs/adapt.md has the line"
             " that preloads it."
         )
 
 
-def measure_draft(
-    drafter: PlannedDrafter, path: Path, texts: Sequence[TrainingText], check: CheckCancelled
-) -> dict[str, Matrix]:
+def measure_draft(drafter: PlannedDrafter, path: Path, texts: Sequence[TrainingText]) -> dict[str, Matrix]:
     """The matrices of the draft model at `path`. Raises DraftRefused for a head, which needs its target."""
     if drafter.head is not None:
         raise DraftRefused(
             "heads are not trained on the newest texts alone.", hint="Use `edgespec adapt` without --newest."
         )
-    return measure_chains(open_student(path).network, texts, DEPTH, check)
+    return measure_chains(open_student(path).network, texts, DEPTH)
 
 
 def open_head(
@@ -159,15 +154,15 @@ def open_head(
     student = HeadStudent(path, spec, parts, target.layer_count, is_new=is_new)
 
     def read(texts: Sequence[TrainingText], limit_s: float) -> Parts:
-        session = target.open_session(materials.check)
+        session = target.open_session()
         opened.callback(session.close)
-        return _make_parts(texts, Teacher(session, materials.check, layers=student.layers), materials, limit_s)
+        return _make_parts(texts, Teacher(session, layers=student.layers), materials, limit_s)
 
     held_out, train = read(materials.held_out, inf), read(materials.train, materials.reading_s)
     return Trainee(
         texts=train.used_texts,
         train=_descend(student.network, recursion, train, materials, student.network.is_inner),
-        measure=lambda: measure_heads(student.network, held_out, DEPTH, materials.check),
+        measure=lambda: measure_heads(student.network, held_out, DEPTH),
         save=student.save,
     )
 
@@ -189,4 +184,4 @@ def _descend(
     from edgespec.train.trainer import Trainer
 
     trainer = Trainer(network, objective, parts, materials.options, materials.folder, materials.throttle, is_inner)
-    return lambda report: trainer.run(report, materials.check)
+    return lambda report: trainer.run(report)

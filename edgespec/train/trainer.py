@@ -16,7 +16,6 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, CacheError, Cancelled, reason_of
 from edgespec.files import replace_file
 from edgespec.train.options import CHECKPOINT, Progress, Throttle, TrainOptions
@@ -74,7 +73,7 @@ class Trainer:
         self._optimizer = optim.MultiOptimizer([muon, adamw], [is_inner]) if options.muon_rate else adamw
         self._rates = [(adamw, options.learning_rate), (muon, options.muon_rate)]
 
-    def run(self, report: Callable[[Progress], None], check: CheckCancelled) -> Progress:
+    def run(self, report: Callable[[Progress], None]) -> Progress:
         """Train to the end, or until the throttle stops it. Its last act is a checkpoint, also after Cancelled.
 
         Raises CacheError where that cannot be written, InvalidRequest where its folder was removed, Cancelled, and
@@ -85,7 +84,7 @@ class Trainer:
         gradient = nn.value_and_grad(self._network, lambda batch: self._objective(self._network, batch))
         try:
             while state.step < state.n_steps:
-                stopped = self._throttle.before_step(state.seconds, check)
+                stopped = self._throttle.before_step(state.seconds)
                 if stopped is not None:
                     break
                 start_s = perf_counter()

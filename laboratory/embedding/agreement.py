@@ -59,7 +59,7 @@ def compare(model: Model, other: Model, rounding: float, tokens: int) -> Agreeme
     """
     equal = faults = 0
     largest = 0.0
-    sessions = [each.open_session(lambda: None) for each in (model, other)]
+    sessions = [each.open_session() for each in (model, other)]
     for prompt in PROMPTS:
         ids = encode_prompt(model.tokenizer, prompt, parse_special=True)
         if ids != encode_prompt(other.tokenizer, prompt, parse_special=True):

@@ -14,7 +14,7 @@ from tests.gguf_models import REPOSITORY
 PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
-    ("deadline", "errors", "files", "folders", "installation", "options", "sockets", "units"),
+    ("cancel", "deadline", "errors", "files", "folders", "installation", "options", "progress", "sockets", "units"),
     ("databases", "isolated", "proxies"),
     ("core", "formats", "memory", "text"),
     ("machines",),
@@ -32,6 +32,7 @@ LAYERS = (
 RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
 # Third-party packages that a layer may import at all.
 ALLOWED = {
+    "cancel": set(),
     "databases": set(),
     "deadline": set(),
     "errors": set(),
@@ -40,6 +41,7 @@ ALLOWED = {
     "folders": {"platformdirs"},
     "installation": set(),
     "options": set(),
+    "progress": set(),
     "proxies": {"httpx"},
     "sockets": set(),
     "units": set(),

@@ -62,7 +62,7 @@ def answer(session: Session) -> np.ndarray:
 
 
 def test_longer_contexts_are_measured_and_leave_the_session_clean(model: Model) -> None:
-    fresh, session = model.open_session(lambda: None), model.open_session(lambda: None)
+    fresh, session = model.open_session(), model.open_session()
     expected = answer(fresh)
     profile = measure_contexts(session, SHORT, (128, 256, 2048), 60.0, {})
     assert session.position == 0
@@ -77,7 +77,7 @@ def test_longer_contexts_are_measured_and_leave_the_session_clean(model: Model) 
 
 @pytest.mark.parametrize("calls", [2, 7])
 def test_a_measurement_that_is_cancelled_leaves_the_session_clean(model: Model, calls: int) -> None:
-    fresh, session = model.open_session(lambda: None), model.open_session(lambda: None)
+    fresh, session = model.open_session(), model.open_session()
     with pytest.raises(Cancelled):
         measure_contexts(session, SHORT, (128, 256), 60.0, {}, Alarm(calls))
     assert session.position == 0
@@ -90,14 +90,14 @@ def test_a_measurement_that_is_cancelled_leaves_the_session_clean(model: Model, 
 def test_drafts_that_share_the_cache_are_measured_with_it(open_model: Open, method: str, tmp_path: Path) -> None:
     target, spec = open_model(tmp_path), parse(method)
     assert spec is not None
-    draft = target.make_self_draft(spec, folder=tmp_path, progress=lambda fraction: None, check=lambda: None)
-    session = target.open_session(lambda: None)
+    draft = target.make_self_draft(spec, folder=tmp_path)
+    session = target.open_session()
     profile = measure_contexts(session, SHORT, (128, 256), 60.0, {"self": draft})
     assert session.position == 0
     for each in profile.longer.values():
         assert list(each.drafts) == ["self"]
         assert each.drafts["self"].units[1] >= SHORT.drafts["self"].units[1]
-    beside = draft.open_session(session, lambda: None)
+    beside = draft.open_session(session)
     read_prompt(session, [11, 5, 7])
     assert beside.position == 3, "drafts from what the target holds"
     for each in (beside, session, draft, target):

@@ -59,7 +59,7 @@ def draft_with(rows: dict[int, float], kind: Kind) -> Recorder:
     session, sampler = open_session(kind, model), Sampler(SamplingParams(temperature=0), V)
     controller = Adaptive([drafter], stats, "toy", V, trees=session.capabilities.tree)
     verifier = SampleMatching(sampler, CounterRng(1))
-    for _ in speculate(session, controller, verifier, [1, 2, 3], max_tokens=80, stop=frozenset(), check=lambda: None):
+    for _ in speculate(session, controller, verifier, [1, 2, 3], max_tokens=80, stop=frozenset()):
         pass
     assert drafter.limits and not controller.failures
     return drafter

@@ -43,7 +43,7 @@ def open_mtp_subject(kind: str, folder: Path, context_size: int = CONTEXT) -> Mt
 
 
 def open_drafter(head: LlamaHead, session: LlamaSession) -> Drafter:
-    opened = head.open_session(session, lambda: None)
+    opened = head.open_session(session)
     if isinstance(opened, BlockSession):
         return BlockDrafter(head.name, opened)
     return SequentialDrafter(head.name, opened)

@@ -177,7 +177,7 @@ def answer(
 
 def open_drafter(head: MlxHead, session: MlxSession) -> Drafter:
     """The registry's drafter for a head's kind."""
-    opened = head.open_session(session, lambda: None)
+    opened = head.open_session(session)
     resources = SlotResources(session, session.capabilities.vocab_size, head=opened)
     return drafter_specs()[head.name].open(resources)
 

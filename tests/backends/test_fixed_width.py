@@ -28,7 +28,7 @@ TOY = ToyModel(seed=3, vocab_size=64)
 
 def open_(backend: str, path: Path, **options: object) -> Model:
     chosen = LoadOptions(context_size=300, threads=1, **options)  # type: ignore[arg-type]
-    return open_model(backend, path, chosen, progress=lambda f: None, check=lambda: None)  # type: ignore[arg-type]
+    return open_model(backend, path, chosen)  # type: ignore[arg-type]
 
 
 def make(name: str, folder: Path) -> Model:
@@ -73,7 +73,7 @@ def wrong(at: int, n: int) -> list[int]:
 @pytest.mark.parametrize("width", EXACT_WIDTHS)
 def test_no_draft_changes_a_bit(model: Model, width: int) -> None:
     def scores(draft: Callable[[int], list[int]], kept: Callable[[int], int] = lambda at: 9) -> list[Logits]:
-        session = FixedWidthSession(model.open_session(lambda: None), width)
+        session = FixedWidthSession(model.open_session(), width)
         found = decode(session, draft, kept)
         session.close()
         return found
@@ -112,18 +112,18 @@ def test_forwards_of_other_widths_would_be_seen(mutant: type[FixedWidthSession],
     """On weights of floats, one row and several take different kernels. Two or more take the same."""
     model = make("llama", tmp_path)
     width = 2
-    plain = decode(mutant(model.open_session(lambda: None), width), lambda at: [], lambda at: 9)
-    drafted = decode(mutant(model.open_session(lambda: None), width), lambda at: TEXT[at + 1 : at + 9], lambda at: 9)
+    plain = decode(mutant(model.open_session(), width), lambda at: [], lambda at: 9)
+    drafted = decode(mutant(model.open_session(), width), lambda at: TEXT[at + 1 : at + 9], lambda at: 9)
     assert any((a != b).any() for a, b in zip(plain, drafted, strict=True))
 
 
 def test_a_model_that_replays_accepted_tokens_is_found(tmp_path: Path) -> None:
     """llama.cpp keeps no ring of states for Mamba: what was accepted runs again, in a forward of another width."""
     mamba = make("mamba", tmp_path)
-    assert not check_width(mamba, 4, lambda: None)
-    assert check_width(mamba, 1, lambda: None)
+    assert not check_width(mamba, 4)
+    assert check_width(mamba, 1)
     hybrid = make("hybrid", tmp_path)
-    assert check_width(hybrid, 8, lambda: None)
+    assert check_width(hybrid, 8)
 
 
 def toy(width: int, size: int = 2000) -> FixedWidthSession:

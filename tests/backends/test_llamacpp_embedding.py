@@ -25,7 +25,7 @@ def test_it_is_the_mean_that_llama_cpp_pools(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     MAKERS["llama"](path)
     model = load(path, LoadOptions(context_size=512, threads=1))
-    (ours,) = [each for each in embed(model, [TEXT], lambda: None) if isinstance(each, Embedding)]
+    (ours,) = [each for each in embed(model, [TEXT]) if isinstance(each, Embedding)]
     pooled = Llama(
         str(path), n_ctx=512, n_batch=512, n_ubatch=512, n_threads=1, embedding=True, pooling_type=1, verbose=False
     )
@@ -43,7 +43,7 @@ def test_every_kind_of_cache(tmp_path: Path, name: str) -> None:
     MAKERS[name](path)
     model = load(path, LoadOptions(context_size=128, threads=1))
     texts = [list(range(1, 60)) + list(range(1, 60)), [5, 6], list(range(1, 60)) + list(range(1, 60))]
-    one, two, again = [each for each in embed(model, texts, lambda: None) if isinstance(each, Embedding)]
+    one, two, again = [each for each in embed(model, texts) if isinstance(each, Embedding)]
     assert one == again and np.abs(np.array(one.vector) - two.vector).max() > 1e-3
     model.close()
 

@@ -84,7 +84,7 @@ def test_layers_that_the_target_does_not_give(target: LlamaModel, tmp_path: Path
     ):
         head, session = open_head(model, file, spec), model.open_session()
         with pytest.raises(Unsupported, match=match):
-            head.open_session(session, lambda: None)
+            head.open_session(session)
         session.close()
         head.close()
     windowed.close()
@@ -155,7 +155,7 @@ def test_assistants(target: LlamaModel, tmp_path: Path) -> None:
     at = data.index(key) + len(key) + 4
     (tmp_path / "two.gguf").write_bytes(data[:at] + b"\x02" + data[at + 1 :])
     refuse(gemma, tmp_path / "two.gguf", InvalidModelFile, "not all of its layers are the assistant's")
-    result = HeadProbe(gemma, head, "llamacpp", lambda: None, n_tokens=40).run(read_spec(head))
+    result = HeadProbe(gemma, head, "llamacpp", n_tokens=40).run(read_spec(head))
     assert result.chosen == result.stated
     gemma.close()
     for name, settings in (("heads", {"kv_heads": 4}), ("turned", {"windows": TARGET_WINDOWS[::-1]})):

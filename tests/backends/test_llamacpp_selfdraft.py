@@ -46,11 +46,11 @@ def target() -> Iterator[LlamaModel]:
 def draft_of(target: LlamaModel, method: str, folder: Path) -> AttachedDraft:
     found = parse(method)
     assert found is not None and str(found) == method
-    return target.make_self_draft(found, folder=folder, progress=lambda fraction: None, check=lambda: None)
+    return target.make_self_draft(found, folder=folder)
 
 
 def attach(draft: AttachedDraft, target: LlamaSession) -> LlamaSession:
-    session = draft.open_session(target, lambda: None)
+    session = draft.open_session(target)
     assert isinstance(session, LlamaSession)
     return session
 
@@ -77,11 +77,9 @@ def test_fewer_layers_are_what_llama_cpp_makes_of_them(
     target: LlamaModel, kept: tuple[int, ...], tmp_path: Path
 ) -> None:
     reference = load(pruned_by_llama_cpp([i for i in range(6) if i not in kept], tmp_path / "pruned.gguf"), OPTIONS)
-    draft = target.make_self_draft(SelfDraftSpec(kept), folder=tmp_path, progress=lambda f: None, check=lambda: None)
+    draft = target.make_self_draft(SelfDraftSpec(kept), folder=tmp_path)
     idle = target.open_session()
-    np.testing.assert_array_equal(
-        logits(draft.open_session(idle, lambda: None), TEXT[:40]), logits(reference.open_session(), TEXT[:40])
-    )
+    np.testing.assert_array_equal(logits(draft.open_session(), TEXT[:40]), logits(reference.open_session(), TEXT[:40]))
     assert 0 < draft.extra_bytes < TARGET.stat().st_size
     assert [p.name for p in tmp_path.iterdir()] == ["pruned.gguf"]  # the copy is in memory
     idle.close()
@@ -184,11 +182,11 @@ def test_cells_are_lent_as_long_as_a_draft_copies_them(tmp_path: Path) -> None:
 
 def test_low_bits_are_made_once_and_found_again(target: LlamaModel, tmp_path: Path) -> None:
     seen: list[float] = []
-    made = low_bit_copy(TARGET, 2, tmp_path / "a", seen.append, lambda: None)
+    made = low_bit_copy(TARGET, 2, tmp_path / "a", seen.append)
     assert made.name == "target-q2_k.gguf" and made.stat().st_size < TARGET.stat().st_size
     before = made.stat().st_ino
-    assert low_bit_copy(TARGET, 2, tmp_path / "a", seen.append, lambda: None).stat().st_ino == before
-    other = low_bit_copy(TARGET, 4, tmp_path / "b", seen.append, lambda: None)
+    assert low_bit_copy(TARGET, 2, tmp_path / "a", seen.append).stat().st_ino == before
+    other = low_bit_copy(TARGET, 4, tmp_path / "b", seen.append)
     os.utime(made, (1, 1))
     evict(tmp_path, other.stat().st_size)
     assert other.exists() and not made.exists()
@@ -203,7 +201,7 @@ def test_a_build_that_is_stopped_leaves_nothing_to_be_used(tmp_path: Path) -> No
     other = tmp_path / "x" / ".target-q4_0.gguf.abc"
     other.write_bytes(b"what another process is writing")
     with pytest.raises(Cancelled):
-        low_bit_copy(TARGET, 2, tmp_path / "x", lambda fraction: None, check)
+        low_bit_copy(TARGET, 2, tmp_path / "x", check)
     assert {*(tmp_path / "x").iterdir()} == {other, tmp_path / "x" / "lock"}
 
 
@@ -220,7 +218,7 @@ def test_what_another_process_makes_is_waited_for(tmp_path: Path) -> None:
 
     with ExitStack() as theirs:
         theirs.enter_context(lock_file(tmp_path / "lock", wait=False))
-        made = low_bit_copy(TARGET, 2, tmp_path, lambda fraction: None, check)
+        made = low_bit_copy(TARGET, 2, tmp_path, check)
     assert made.read_bytes() == b"what it has written" and len(asked) == 2
 
 
@@ -228,8 +226,8 @@ def test_a_damaged_source_is_refused(tmp_path: Path) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(TARGET.read_bytes()[:1_000_000])
     with pytest.raises(InvalidModelFile, match="cut short"):
-        low_bit_copy(broken, 2, tmp_path / "x", lambda fraction: None, lambda: None)
-    with pytest.raises(InvalidModelFile, match="cut short"), prune(broken, (0, 1), lambda: None):
+        low_bit_copy(broken, 2, tmp_path / "x")
+    with pytest.raises(InvalidModelFile, match="cut short"), prune(broken, (0, 1)):
         pass
     assert not (tmp_path / "x").exists()
 
@@ -291,7 +289,7 @@ def test_other_architectures(
     idle = model.open_session()
     if exit_after is not None:
         draft = draft_of(model, f"layerskip:{exit_after}", tmp_path)
-        assert np.isfinite(logits(draft.open_session(idle, lambda: None), TEXT[:20])).all()
+        assert np.isfinite(logits(draft.open_session(), TEXT[:20])).all()
         draft.close()
     with pytest.raises(InvalidRequest, match=why):
         draft_of(model, refused, tmp_path)
@@ -301,7 +299,7 @@ def test_other_architectures(
 
 def test_layers_keep_their_windows(tmp_path: Path) -> None:
     sliding_window(tmp_path / "model.gguf", pattern=PATTERN)
-    with prune(tmp_path / "model.gguf", (0, 2, 3, 5), lambda: None) as part:
+    with prune(tmp_path / "model.gguf", (0, 2, 3, 5)) as part:
         pattern = read_file(part.path).per_block("attention.sliding_window_pattern")
         assert pattern == (1, 0, 1, 0)
         model = load(part.path, OPTIONS)
@@ -315,7 +313,7 @@ def test_recurrent_layers_that_the_file_states_leave_gaps(tmp_path: Path) -> Non
     model = load(tmp_path / "model.gguf", OPTIONS)
     idle = model.open_session()
     draft = draft_of(model, "layerskip:0,3", tmp_path)
-    assert np.isfinite(logits(draft.open_session(idle, lambda: None), TEXT[:20])).all()
+    assert np.isfinite(logits(draft.open_session(), TEXT[:20])).all()
     draft.close()
     with pytest.raises(Unsupported, match="with only its layer 0"):
         draft_of(model, "layerskip:1", tmp_path)
@@ -332,18 +330,18 @@ def test_a_copy_keeps_norms_and_short_rows_as_they_are(tmp_path: Path) -> None:
     for name, (rows, columns) in names.items():
         m.matrix(name.removesuffix(".weight"), rows, columns)
     m.save()
-    copy = low_bit_copy(tmp_path / "model.gguf", 4, tmp_path / "x", lambda fraction: None, lambda: None)
+    copy = low_bit_copy(tmp_path / "model.gguf", 4, tmp_path / "x")
     types = {tensor.name: tensor.type.name for tensor in read_file(copy).tensors if tensor.name in names}
     assert types == dict(zip(names, ("F32", "F32", "Q4_0"), strict=True))
 
 
 def test_layers_that_do_not_fit_are_refused_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.backends.llamacpp.prune.host_memory", lambda: Memory(1000))
-    with pytest.raises(DoesNotFit, match="2 layers of target"), prune(TARGET, (0, 1), lambda: None):
+    with pytest.raises(DoesNotFit, match="2 layers of target"), prune(TARGET, (0, 1)):
         pass
 
 
 def test_few_bits_are_not_made_of_few(target: LlamaModel, tmp_path: Path) -> None:
-    two = low_bit_copy(TARGET, 2, tmp_path / "a", lambda fraction: None, lambda: None)
+    two = low_bit_copy(TARGET, 2, tmp_path / "a")
     with pytest.raises(Unsupported, match="the draft was to have 4"):
-        low_bit_copy(two, 4, tmp_path / "b", lambda fraction: None, lambda: None)
+        low_bit_copy(two, 4, tmp_path / "b")

@@ -37,7 +37,7 @@ def threads_of(session: LlamaSession) -> tuple[int, int]:
 
 def test_a_measurement_leaves_the_model_as_it_was() -> None:
     model = load(TARGET, OPEN)
-    settings = model.measure_settings(0.3, nothing)
+    settings = model.measure_settings(0.3)
     assert settings is not None and settings.flash_attention in (None, False)
     assert list(settings.without_flash) == [440, 100] and min(settings.without_flash.values()) > 0
     assert (settings.threads, settings.batch_threads, settings.with_fewer_threads) == (None, None, {})
@@ -66,7 +66,7 @@ def test_contexts_that_are_measured_fit_into_the_models_own() -> None:
 )
 def test_what_the_user_has_set_is_not_measured(options: LoadOptions) -> None:
     model = load(TARGET, options)
-    assert model.measure_settings(1.0, nothing) is None
+    assert model.measure_settings(1.0) is None
     settings = RuntimeSettings(options.kv_type != "f16" or None, threads=3, batch_threads=2)
     applied = settings.apply(options)
     for name in ("flash_attention", "threads", "batch_threads"):
@@ -78,14 +78,14 @@ def test_what_the_user_has_set_is_not_measured(options: LoadOptions) -> None:
 def test_contexts_that_cannot_be_filled_are_not_measured(tmp_path: Path) -> None:
     """A sliding window: forwards would take the time of an empty cache."""
     model = llama_model("sliding-window", tmp_path, context=1024)
-    assert model.measure_settings(1.0, nothing) is None
+    assert model.measure_settings(1.0) is None
     model.close()
 
 
 def test_slow_models_are_measured_only_in_enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "_MAX_STEP_S", 0.0)
     model = load(TARGET, OPEN)
-    assert model.measure_settings(1e-5, nothing) == RuntimeSettings()
+    assert model.measure_settings(1e-5) == RuntimeSettings()
     model.close()
 
 
@@ -109,7 +109,7 @@ def test_fewer_threads_than_idle_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (tuning, model_module, backend_options):
         monkeypatch.setattr(module, "idle_cores", lambda: 2)
     model = load(TARGET, LoadOptions(context_size=128))
-    settings = model.measure_settings(20.0, nothing)
+    settings = model.measure_settings(20.0)
     assert settings is not None and settings.flash_attention is None and settings.without_flash == {}
     assert settings.threads in (None, 1) and settings.batch_threads in (None, 1)
     assert set(settings.with_fewer_threads) <= {1, 4}
@@ -144,7 +144,7 @@ def test_every_kind_of_session_uses_the_threads(tmp_path: Path) -> None:
     session = model.open_session(shared=True)
     assert threads_of(session) == threads_of(model.open_session()) == (2, 1)
     for method in (SelfDraftSpec(sparse=(4, 64)), SelfDraftSpec(bits=2)):
-        draft = model.make_self_draft(method, folder=tmp_path, progress=lambda _: None, check=check)
+        draft = model.make_self_draft(method, folder=tmp_path, check=check)
         drafting = draft.open_session(model.open_session(), check)
         assert isinstance(drafting, LlamaSession) and threads_of(drafting) == (2, 1)
         drafting.close()

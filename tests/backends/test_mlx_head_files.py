@@ -200,7 +200,7 @@ def test_heads_of_another_size(target: MlxModel, kind: str, tmp_path: Path) -> N
 def test_layers_that_the_target_does_not_have(target: MlxModel, tmp_path: Path) -> None:
     head = attach(target, EAGLE3, layers=(1, 3, 9))
     with pytest.raises(Unsupported, match="reads layer 9, and the model has layers 0 to 5"):
-        head.open_session(target.open_session(), lambda: None)
+        head.open_session(target.open_session())
 
 
 def test_assistants(tmp_path: Path) -> None:

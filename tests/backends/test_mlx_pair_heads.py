@@ -282,7 +282,7 @@ def test_assistants_are_those_of_numpy(gemma: Path) -> None:
     low = load(gemma / "target", LoadOptions(context_size=256, kv_type="q8_0"))
     found, exact = (Pair(each, attach(each, gemma / "head"), make_tokens(40)).read() for each in (low, target))
     assert 0 < np.abs(found - exact).max() < 0.5
-    result = HeadProbe(target, gemma / "head", "mlx", lambda: None, n_tokens=40).run(read_spec(gemma / "head"))
+    result = HeadProbe(target, gemma / "head", "mlx", n_tokens=40).run(read_spec(gemma / "head"))
     assert result.chosen == result.stated
     prompts = ["def f(x):\n"]
     for temperature, budget in ((0.0, Budget(3, 3)), (0.8, Budget(3, 8))):

@@ -65,7 +65,7 @@ def pair(draft: MlxSelfDraft, model: MlxModel, tokens: list[int]) -> tuple[MlxSe
     """A target's session that holds `tokens`, and a draft's beside it."""
     target = model.open_session()
     prefill(target, tokens)
-    return target, draft.open_session(target, lambda: None)
+    return target, draft.open_session(target)
 
 
 def chain_logits(session: MlxSession, root: int, draft: Draft) -> Logits:
@@ -86,7 +86,7 @@ def test_a_draft_is_a_model_of_the_kept_layers(kept: tuple[int, ...]) -> None:
     model = wrap(network)
     assert model.layer_count == 6
     draft = make_draft(model, "layerskip:" + (str(len(kept)) if kept == (0, 1) else ",".join(map(str, kept))))
-    session = draft.open_session(model.open_session(), lambda: None)
+    session = draft.open_session(model.open_session())
     found, scores = session.rollout(tokens, 5, 4096)  # beside a target that holds nothing, so all of it is drafted
     z = scores.logits(4)
     whole, network.model.layers = network.model.layers, [network.model.layers[i] for i in kept]
@@ -239,7 +239,7 @@ def test_other_mistakes(small: MlxModel, windowed: MlxModel) -> None:
     make_draft(wrap(mxfp4, 64), "qspec").close()
     draft = make_draft(small, "layerskip:2")
     with pytest.raises(ValueError, match="a session of another model"):
-        draft.open_session(windowed.open_session(), lambda: None)
+        draft.open_session(windowed.open_session())
     target, session = pair(draft, small, make_tokens(10))
     target.forward(3, NO_DRAFT)
     with pytest.raises(RollbackError, match="not committed"):
@@ -334,7 +334,7 @@ def test_low_bits_are_those_of_a_model_quantized_to_them() -> None:
     nn.quantize(network, group_size=32, bits=8)
     model = wrap(network)
     draft = make_draft(model, "qspec:3")
-    session = draft.open_session(model.open_session(), lambda: None)
+    session = draft.open_session(model.open_session())
     found, scores = session.rollout(make_tokens(9), 3, 4096)
     z = scores.logits(2)
     draft.close()

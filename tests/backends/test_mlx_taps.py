@@ -168,7 +168,7 @@ def test_a_self_draft_beside_a_tap(dense: MlxModel) -> None:
     target, tokens = dense.open_session(), make_tokens(20)
     kept = target.tap(LAYERS)
     prefill(target, tokens)
-    session = draft.open_session(target, lambda: None)
+    session = draft.open_session(target)
     chain, _ = session.rollout([7], 3, 512)
     target.forward(7, chain)
     target.commit((0, 1))

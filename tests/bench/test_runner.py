@@ -48,7 +48,7 @@ def bench(engine: Engine, *prompts: BenchPrompt, repeats: int = 1, temperatures:
 
 
 def recorded(running: Bench, profile: Profile = PROFILE) -> list[Run]:
-    found = [*running.run(profile, lambda: None)]
+    found = [*running.run(profile)]
     assert not [each for each in found if isinstance(each, Skipped)]
     return [each for each in found if isinstance(each, Run)]
 
@@ -120,15 +120,13 @@ def test_what_the_engine_knew_before_is_left_as_it_was(calls: int | None) -> Non
 
 def test_prompts_that_do_not_fit_are_left_out_also_the_first() -> None:
     engine = Watched(context_size=64)
-    found = [
-        *bench(engine, one("long", "x" * 100), one("a"), one("b", "y", "z" * 70), repeats=2).run(PROFILE, lambda: None)
-    ]
+    found = [*bench(engine, one("long", "x" * 100), one("a"), one("b", "y", "z" * 70), repeats=2).run(PROFILE)]
     skipped = [each for each in found if isinstance(each, Skipped)]
     assert [each.prompt for each in skipped] == ["long", "b"], "each once"
     assert all("the context holds 64" in each.reason for each in skipped)
     runs = [each.prompt for each in found if isinstance(each, Run)]
     assert (runs.count("a/1"), runs.count("b/1"), len(runs)) == (10, 1, 11)
-    assert [*bench(engine, one("long", "x" * 100)).run(PROFILE, lambda: None)] == [Skipped("long", skipped[0].reason)]
+    assert [*bench(engine, one("long", "x" * 100)).run(PROFILE)] == [Skipped("long", skipped[0].reason)]
 
 
 def test_turns_see_the_answers_before_them() -> None:
@@ -165,7 +163,7 @@ def test_a_fork_is_looked_for_where_the_prompts_are_the_same() -> None:
 
 @pytest.mark.parametrize("position", [0, 1])
 def test_a_fork_is_found_after_a_prompt_of_one_token(position: int) -> None:
-    session = load("tree", LoadOptions(context_size=64)).open_session(lambda: None)
+    session = load("tree", LoadOptions(context_size=64)).open_session()
     same = [ord("b")] * position
     fork = first_divergence(session, [ord("a")], [*same, ord("c")], [*same, ord("d")])
     assert fork is not None and fork.position == position

@@ -92,12 +92,7 @@ def test_a_request_that_the_template_refuses_is_left_out() -> None:
     wrong = GenerationSpec("x", tools=(make_tool("f", None, {"type": "wrong"}),), tool_choice="required")
     found = list(
         verify(
-            engine,
-            info,
-            choose_arms(["ngram"]),
-            [Case("a", "own", wrong), Case("b", "own", GenerationSpec("y"))],
-            4,
-            lambda: None,
+            engine, info, choose_arms(["ngram"]), [Case("a", "own", wrong), Case("b", "own", GenerationSpec("y"))], 4
         )
     )
     assert [each.prompt for each in found if isinstance(each, Skipped)] == ["a"] and len(found) == 4
@@ -129,7 +124,7 @@ def test_an_answer_that_differs_is_found() -> None:
         choose_arms(["model"]),
         [Case("a", "own", GenerationSpec("a tale of two")), Case("b", "own", GenerationSpec("x" * 600))],
     )
-    found = list(verify(engine, info, arms, cases, 12, lambda: None))
+    found = list(verify(engine, info, arms, cases, 12))
     assert [each.prompt for each in found if isinstance(each, Skipped)] == ["b"]
     plain, *drafted = [each for each in found if isinstance(each, Outcome)]
     assert plain.is_same and not plain.is_fault and len(drafted) == 2
@@ -170,6 +165,6 @@ def test_an_answer_that_was_begun_is_judged_behind_its_beginning(monkeypatch: py
 
     monkeypatch.setattr("edgespec.bench.verify.first_divergence", judge)
     begun = GenerationSpec("a tale", start=AnswerStart(text=" of two"))
-    assert list(verify(engine, info, choose_arms(["model"]), [Case("a", "own", begun)], 4, lambda: None))
+    assert list(verify(engine, info, choose_arms(["model"]), [Case("a", "own", begun)], 4))
     assert judged == 3 * [engine.encode("a tale of two")]
     engine.close()

@@ -32,7 +32,7 @@ def heard() -> Iterator[Heard]:
 
 def load(heard: Heard, path: Path, width: int | None = None, draft: str = "ngram") -> LoadedModel:
     options = LoadOptions(threads=1, context_size=128, exact=True, exact_width=width)
-    return Loader(heard, lambda: None).load(LoadConfig(str(path), load=options, draft=draft, draft_max=3))
+    return Loader(heard).load(LoadConfig(str(path), load=options, draft=draft, draft_max=3))
 
 
 def test_quantized_weights_on_a_cpu_need_no_width(heard: Heard) -> None:
@@ -48,7 +48,7 @@ def test_another_draft_keeps_the_width(heard: Heard) -> None:
     config = LoadConfig(
         str(TARGET), load=LoadOptions(threads=1, context_size=128, exact=True, exact_width=4), draft="none"
     )
-    changed = Loader(heard, lambda: None).change_draft(loaded, config)
+    changed = Loader(heard).change_draft(loaded, config)
     assert changed.info.exact_width == changed.key["exact_width"] == 4
     changed.engine.close()
 
@@ -78,7 +78,7 @@ def test_measured_threads_do_not_change_the_width(heard: Heard, tmp_path: Path) 
     found = []
     for settings in (RuntimeSettings(), RuntimeSettings(threads=1, batch_threads=1)):
         SettingsStore(path).save("llamacpp", options, settings)
-        loaded = Loader(heard, lambda: None).load(LoadConfig(str(path), load=options, draft="ngram", draft_max=3))
+        loaded = Loader(heard).load(LoadConfig(str(path), load=options, draft="ngram", draft_max=3))
         found.append((loaded.key["batch_threads"], loaded.info.exact_width))
         loaded.engine.close()
     assert [threads for threads, _ in found] == [None, 1]
@@ -105,5 +105,5 @@ def test_a_damaged_width_is_measured_again(heard: Heard, tmp_path: Path, width: 
 def test_a_context_without_room_beside_the_rows_is_refused(heard: Heard) -> None:
     options = LoadOptions(threads=1, context_size=8, exact=True, exact_width=8)
     with pytest.raises(InvalidRequest, match="no room for a text beside forwards of 8 rows") as refused:
-        Loader(heard, lambda: None).load(LoadConfig(str(TARGET), load=options, draft="none"))
+        Loader(heard).load(LoadConfig(str(TARGET), load=options, draft="none"))
     assert refused.value.hint == "Set a larger --ctx."

@@ -47,7 +47,7 @@ def open_() -> Iterator[Open]:
     with ExitStack() as closing:
 
         def opening(config: LoadConfig, settings_s: float | None = None) -> LoadedModel:
-            loaded = Loader(Heard(), lambda: None, settings_s).load(config)
+            loaded = Loader(Heard(), settings_s).load(config)
             closing.callback(loaded.engine.close)
             return loaded
 

@@ -154,12 +154,12 @@ def test_what_cannot_be_split_is_refused_and_the_next_model_loads(tmp_path: Path
     model = load_on_two_ranks(make_folder(tmp_path / "dense", DENSE), options)
     assert model.description.endswith("on 2 ranks")
     assert RANK not in os.environ, "children of rank 0 are no ranks"
-    session = model.open_session(lambda: None)
+    session = model.open_session()
     expected = read_prompt(session, [1, 2, 3]).logits(0)
     found = parse("layerskip:1")
     assert found is not None
     with pytest.raises(Unsupported, match="cannot draft for itself"):
-        model.make_self_draft(found, folder=tmp_path, progress=lambda fraction: None, check=lambda: None)
+        model.make_self_draft(found, folder=tmp_path)
     session.rewind(2)
     assert abs(session.forward(3, Draft.chain([])).logits(0) - expected).max() < 1e-3
     session.close()
@@ -171,5 +171,5 @@ def test_a_head_is_refused_where_the_output_matrix_is_split(tmp_path: Path) -> N
         make_folder(tmp_path / "target", RANK_CONFIGS["gated-delta"]), LoadOptions(context_size=256)
     )
     with pytest.raises(Unsupported, match="output matrix"):
-        model.load_head(read_spec(HEAD), HEAD, progress=lambda fraction: None, check=lambda: None)
+        model.load_head(read_spec(HEAD), HEAD)
     model.close()

@@ -117,7 +117,7 @@ def check_same_text(engine: Engine, request: Request, found: Answer, wanted: Ans
     if found.tokens == wanted.tokens:
         return
     assert not is_exact and request.sampling == GREEDY, (found.tokens, wanted.tokens)
-    session = engine.target.open_session(lambda: None)
+    session = engine.target.open_session()
     assert isinstance(request.prompt, str)
     fork = first_divergence(session, engine.encode(request.prompt), wanted.tokens, found.tokens)
     session.close()

@@ -122,15 +122,15 @@ class Pair:
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
-        self.target = subject.target.open_session(lambda: None)
+        self.target = subject.target.open_session()
         source, session, head = subject.loaded.source, None, None
         if isinstance(source, AttachedHead):
-            opened = source.open_session(self.target, lambda: None)
+            opened = source.open_session(self.target)
             head = ComputedBlocks(opened) if isinstance(opened, BlockSession) else ComputedHead(opened)
         elif isinstance(source, AttachedDraft):
-            session = source.open_session(self.target, lambda: None)
+            session = source.open_session(self.target)
         elif source is not None:
-            session = source.open_session(lambda: None)
+            session = source.open_session()
         self.is_attached = session is not None and session.capabilities.shares_kv
         self.is_recurrent = "recurrent" in subject.name
         counter = ComputedAhead if isinstance(session, AsyncSession) else Computed
@@ -202,7 +202,7 @@ class Reference:
 
     def __init__(self, pair: Pair) -> None:
         self._subject = pair.subject
-        self._target = pair.subject.target.open_session(lambda: None)
+        self._target = pair.subject.target.open_session()
         self._twin = self._subject.open(self._target) if pair.subject.learns_from_scores else None
         if self._twin is not None:
             pair.listeners.append(self._twin)

@@ -165,9 +165,7 @@ class Loader:
         if key not in self._models:
             spec = parse(method)
             assert spec is not None
-            self._models[key] = self._model(runtime, "target").make_self_draft(
-                spec, folder=self._folder, progress=lambda fraction: None, check=lambda: None
-            )
+            self._models[key] = self._model(runtime, "target").make_self_draft(spec, folder=self._folder)
         found = self._models[key]
         assert isinstance(found, AttachedDraft)
         return found
@@ -178,9 +176,7 @@ class Loader:
             path = self._make_head(runtime, kind)
             spec = read_head(path)
             assert spec is not None
-            self._models[key] = self._model(runtime, _target_of(kind, runtime)).load_head(
-                spec, path, progress=lambda fraction: None, check=lambda: None
-            )
+            self._models[key] = self._model(runtime, _target_of(kind, runtime)).load_head(spec, path)
         found = self._models[key]
         assert isinstance(found, AttachedHead)
         return found

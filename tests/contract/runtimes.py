@@ -68,7 +68,7 @@ def self_drafts(library: str, method: str, folder: Path) -> Callable[[CheckCance
     target: LlamaModel | MlxModel = (llama_model if library == "llama.cpp" else mlx_model)("packaged", folder)
     found = parse(method)
     assert found is not None
-    draft = target.make_self_draft(found, folder=folder, progress=lambda fraction: None, check=lambda: None)
+    draft = target.make_self_draft(found, folder=folder)
     return lambda check: draft.open_session(target.open_session(), check)
 
 

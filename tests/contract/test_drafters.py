@@ -89,7 +89,7 @@ def test_answers(loader: Loader, name: str, check: Callable[[Subject], None]) ->
 
 def test_its_cost_is_measured(subject: Subject) -> None:
     """A drafter without a cost is never asked by the autopilot."""
-    target = subject.target.open_session(lambda: None)
+    target = subject.target.open_session()
     drafter = subject.open(target)
     found, failures = measure_drafters([drafter], target)
     assert not failures and (drafter.is_free or found[subject.drafter].units)

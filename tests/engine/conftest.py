@@ -47,7 +47,7 @@ def list_loaded(**sources: Model | AttachedDraft) -> list[LoadedDrafter]:
 
 
 def open_engine(target: Path, draft: Path, options: LoadOptions) -> Engine:
-    models = [open_model("llamacpp", p, options, progress=lambda f: None, check=lambda: None) for p in (target, draft)]
+    models = [open_model("llamacpp", p, options) for p in (target, draft)]
     return Engine(models[0], list_loaded(model=models[1]), PLAIN, options.caches)
 
 

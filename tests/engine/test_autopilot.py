@@ -29,7 +29,7 @@ KINDS = {"model": Speculation(("ngram", "model")), "ngram": Speculation(("ngram"
 
 
 def loaded(path: Path, options: LoadOptions, n: int) -> Engine:
-    models = [open_model("llamacpp", path, options, progress=lambda f: None, check=lambda: None) for _ in range(n)]
+    models = [open_model("llamacpp", path, options) for _ in range(n)]
     return Engine(models[0], list_loaded(**({"model": models[1]} if n > 1 else {})), PLAIN)
 
 
@@ -44,7 +44,7 @@ def rules(draft_stats: DraftStats) -> set[str]:
 
 def check_equal_or_near_tie(engine: Engine, prompt: str, expected: tuple[int, ...], found: tuple[int, ...]) -> None:
     if found != expected:
-        session = engine.target.open_session(lambda: None)
+        session = engine.target.open_session()
         fork = first_divergence(session, engine.encode(prompt), expected, found)
         session.close()
         assert fork is not None and fork.is_near_tie, (prompt, fork)

@@ -32,13 +32,11 @@ from tests.gguf_models import DRAFT, TARGET
 def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Lookups, a draft model and a self-draft, in the mode whose results do not depend on the number of rows."""
     options = LoadOptions(threads=1, context_size=512, exact=True)
-    target, draft = (
-        open_model("llamacpp", path, options, progress=lambda f: None, check=lambda: None) for path in (TARGET, DRAFT)
-    )
+    target, draft = (open_model("llamacpp", path, options) for path in (TARGET, DRAFT))
     method = parse("layerskip:2")
     assert method is not None
     folder = tmp_path_factory.mktemp("drafts")
-    attached = target.make_self_draft(method, folder=folder, progress=lambda f: None, check=lambda: None)
+    attached = target.make_self_draft(method, folder=folder)
     opened = Engine(target, list_loaded(model=draft, self=attached), PLAIN)
     yield opened
     opened.close()

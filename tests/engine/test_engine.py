@@ -139,7 +139,7 @@ def test_a_draft_with_another_vocabulary_is_refused_with_the_reason(engine: Engi
     path = tmp_path / "other.gguf"
     llama(path)
     _spoil_token(path, b"return")
-    draft = open_model("llamacpp", path, LoadOptions(threads=1), progress=lambda f: None, check=lambda: None)
+    draft = open_model("llamacpp", path, LoadOptions(threads=1))
     with pytest.raises(DraftRefused, match=r"token \d+ is 'return' in the target and 'retorn' in the draft"):
         Engine(engine.target, list_loaded(model=draft), PLAIN)
     draft.close()
@@ -159,7 +159,7 @@ def _spoil_token(path: Path, text: bytes) -> None:
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_cut_answer_is_gone_on_with(template: str, temperature: float) -> None:
     """Two parts are the whole answer, with a template or without, in its reasoning and after it."""
-    target = open_model("toy", Path("tree"), LoadOptions(), progress=lambda f: None, check=lambda: None)
+    target = open_model("toy", Path("tree"), LoadOptions())
     target.chat_template = template or None  # type: ignore[misc]
     engine = Engine(target, [], PLAIN)
     bias = ((256, -1000.0),)  # it does not end by itself

@@ -35,14 +35,11 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("weights")
     quantize(TARGET, folder / "floats.gguf", "F16")
     options = LoadOptions(threads=1, context_size=512)
-    target, draft = (
-        open_model("llamacpp", path, options, progress=lambda f: None, check=lambda: None)
-        for path in (folder / "floats.gguf", DRAFT)
-    )
+    target, draft = (open_model("llamacpp", path, options) for path in (folder / "floats.gguf", DRAFT))
     fixed = FixedWidthModel(target, request.param)
     method = parse("layerskip:2")
     assert method is not None
-    attached = fixed.make_self_draft(method, folder=folder, progress=lambda f: None, check=lambda: None)
+    attached = fixed.make_self_draft(method, folder=folder)
     opened = Engine(fixed, list_loaded(model=draft, self=attached), PLAIN)
     yield opened
     opened.close()

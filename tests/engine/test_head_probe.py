@@ -61,7 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def open_target(backend: FileBackend) -> Model:
-    return open_model(backend, TARGET, OPTIONS, progress=lambda fraction: None, check=lambda: None)
+    return open_model(backend, TARGET, OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def llama() -> Iterator[Model]:
 def probe(target: Model, backend: FileBackend, path: Path, n_tokens: int = 256) -> tuple[HeadSpec, ProbeResult]:
     spec = read_head(path)
     assert spec is not None
-    return spec, HeadProbe(target, path, backend, lambda: None, n_tokens=n_tokens).run(spec)
+    return spec, HeadProbe(target, path, backend, n_tokens=n_tokens).run(spec)
 
 
 def test_mlx_reads_a_tampered_head_right(mlx: Model, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def load(heard: Heard) -> Iterator[Load]:
     with ExitStack() as closing:
 
         def loading(request: LoadConfig) -> LoadedModel:
-            loaded = Loader(heard, lambda: None).load(request)
+            loaded = Loader(heard).load(request)
             closing.callback(loaded.engine.close)
             return loaded
 

@@ -61,7 +61,7 @@ def open_(measured: list[float], heard: Heard) -> Iterator[Open]:
     with ExitStack() as closing:
 
         def opening(request: LoadConfig) -> LoadedModel:
-            loaded = Loader(heard, lambda: None).load(request)
+            loaded = Loader(heard).load(request)
             closing.callback(loaded.engine.close)
             return loaded
 
@@ -69,7 +69,7 @@ def open_(measured: list[float], heard: Heard) -> Iterator[Open]:
 
 
 def changed(loaded: LoadedModel, request: LoadConfig, heard: Heard) -> LoadedModel:
-    return Loader(heard, lambda: None).change_draft(loaded, request)
+    return Loader(heard).change_draft(loaded, request)
 
 
 def converse(loaded: LoadedModel) -> dict[str, object]:
@@ -106,7 +106,7 @@ def test_a_saved_cache_is_found_wherever_the_layers_are(measured: list[float], h
     for layers in (None, 2, 0):
         options = LoadOptions(threads=1, context_size=1024, gpu_layers=layers, flash_attention=True)
         config = LoadConfig("python-6m", draft="none", load=options, memory=memory)
-        with closing(Loader(heard, lambda: None).load(config).engine) as engine:
+        with closing(Loader(heard).load(config).engine) as engine:
             _, finished = generate(engine, Request(prompt, SamplingParams(0), 4, memory=MemoryUse()))
             cached.append(finished.metrics.cached_tokens)
     assert cached[0] == 0 and min(cached[1:]) > 200
@@ -118,7 +118,7 @@ def test_a_draft_changes_where_all_slots_hold_texts(
     """The new drafts are measured in a slot, and the old engine had them all."""
     monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path))
     config = LoadConfig("python-6m", draft="ngram", load=LoadOptions(threads=1, context_size=512, caches=2))
-    loaded = Loader(heard, lambda: None).load(config)
+    loaded = Loader(heard).load(config)
     for prompt in ("x = 1\n" * 60, "def f(a):\n" * 60):
         generate(loaded.engine, Request(prompt, SamplingParams(0), 4))
     assert len(loaded.engine.slots) == 2

@@ -24,7 +24,7 @@ MASK = 3
 
 def open_(backend: str, path: Path) -> Model:
     options = LoadOptions(threads=1, context_size=256)
-    return open_model(backend, path, options, progress=lambda fraction: None, check=lambda: None)  # type: ignore[arg-type]
+    return open_model(backend, path, options)  # type: ignore[arg-type]
 
 
 def answer(engine: Engine, text: str, temperature: float = 0.0, seed: int | None = 5) -> Finished:
@@ -47,7 +47,7 @@ def test_blocks_are_accepted_and_change_no_text(backend: str) -> None:
                 drafted, accepted = drafted + found.metrics.drafted_tokens, accepted + found.metrics.accepted_tokens
                 if found.tokens != expected[0.0]:
                     prompt = engine.encode(text)
-                    fork = first_divergence(target.open_session(lambda: None), prompt, expected[0.0], found.tokens)
+                    fork = first_divergence(target.open_session(), prompt, expected[0.0], found.tokens)
                     assert fork is not None and fork.is_near_tie
             engine.speculation = Speculation(("pard",), 3, acceptance="sample")
             assert answer(engine, text, 0.8).tokens == expected[0.8], "a seed gives the text of plain decoding"

@@ -56,7 +56,7 @@ def test_greedy_output_is_plain_decodings(pair: Pair, name: str) -> None:
         accepted += finished.metrics.accepted_tokens
         if finished.tokens == expected:
             continue
-        session = engine.target.open_session(lambda: None)
+        session = engine.target.open_session()
         tokens = encode_prompt(engine.target.tokenizer, prompt, parse_special=True)
         fork = first_divergence(session, tokens, expected, finished.tokens)
         session.close()

@@ -152,7 +152,7 @@ def test_a_file_is_preferred_to_a_copy_of_less_in_a_shared_context(tmp_path: Pat
 
     def open_shared(folder: Path) -> Engine:
         options = LoadOptions(threads=1, context_size=1024, caches=16)
-        target = open_model("llamacpp", TARGET, options, progress=lambda f: None, check=lambda: None)
+        target = open_model("llamacpp", TARGET, options)
         return Engine(target, [], Speculation(), 16, Memory(folder, "python", 2**24), PrefixFiles(folder, "shared"))
 
     with closing(open_shared(tmp_path)) as engine:

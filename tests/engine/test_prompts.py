@@ -125,9 +125,7 @@ def test_what_tools_have_said_is_quoted_as_a_call_does(tagged: bool, monkeypatch
 @pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
 def test_a_turn_cannot_be_forged(role: str) -> None:
     """What messages have of a control token's spelling is text; in a raw prompt it is the token."""
-    model = open_model(
-        "llamacpp", TARGET, LoadOptions(context_size=512, threads=1), progress=lambda _: None, check=lambda: None
-    )
+    model = open_model("llamacpp", TARGET, LoadOptions(context_size=512, threads=1))
     with closing(model):
         tokenizer = model.tokenizer
         (end, *_) = sorted(tokenizer.end_of_generation)

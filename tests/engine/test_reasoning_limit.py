@@ -132,10 +132,7 @@ def test_where_it_ends(text: str, budget: int, reasoning: str) -> None:
 @pytest.fixture(scope="module")
 def thinker() -> Engine:
     """The toy with a template that begins the reasoning, and a draft that is often right."""
-    target, draft = (
-        open_model("toy", Path(name), LoadOptions(), progress=lambda f: None, check=lambda: None)
-        for name in ("tree", "draft")
-    )
+    target, draft = (open_model("toy", Path(name), LoadOptions()) for name in ("tree", "draft"))
     target.chat_template = "{{ messages[0].content }}<think>{# </think> #}"  # type: ignore[misc]
     loaded: list[LoadedDrafter] = list_loaded(model=draft)
     return Engine(target, loaded, PLAIN)

@@ -25,7 +25,7 @@ METHODS = ["layerskip:2", "layerskip:0,1,4,5+qspec:2", "qspec:4+sparse:2,24"]
 def target() -> Iterator[Model]:
     """In the mode whose results do not depend on the number of rows, so that texts can be compared to the last one."""
     options = LoadOptions(threads=1, context_size=512, exact=True)
-    model = open_model("llamacpp", TARGET, options, progress=lambda f: None, check=lambda: None)
+    model = open_model("llamacpp", TARGET, options)
     yield model
     model.close()
 
@@ -41,7 +41,7 @@ def engine(target: Model, request: pytest.FixtureRequest, tmp_path_factory: pyte
     method = parse(request.param)
     assert method is not None
     folder = tmp_path_factory.getbasetemp() / "drafts"  # copies are made once
-    draft = target.make_self_draft(method, folder=folder, progress=lambda f: None, check=lambda: None)
+    draft = target.make_self_draft(method, folder=folder)
     opened = Engine(target, list_loaded(self=draft), PLAIN)
     yield opened
     opened.release_draft()

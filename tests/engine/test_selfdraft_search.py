@@ -33,7 +33,7 @@ CHOICE = Choice(SelfDraftSpec(range(2)), True, "because")
 
 def opened(path: Path, context: int = 512) -> Model:
     options = LoadOptions(threads=1, context_size=context)
-    return open_model("llamacpp", path, options, progress=lambda f: None, check=lambda: None)
+    return open_model("llamacpp", path, options)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def workshop(target: Model, folder: Path, seconds: float = 60.0) -> SelfDraftSearch:
-    return SelfDraftSearch(target, folder, seconds, lambda: None, lambda name, fraction: None)
+    return SelfDraftSearch(target, folder, seconds)
 
 
 def test_layers_are_searched_and_all_that_is_tried_is_told(target: Model, tmp_path: Path) -> None:
@@ -97,16 +97,16 @@ def test_trials_can_be_stopped(target: Model, tmp_path: Path) -> None:
         raise Cancelled
 
     with pytest.raises(Cancelled):
-        SelfDraftSearch(target, tmp_path, 60.0, check, lambda name, fraction: None).choose([SelfDraftSpec(())])
+        SelfDraftSearch(target, tmp_path, 60.0, check).choose([SelfDraftSpec(())])
     shop = workshop(target, tmp_path, seconds=0.0)
     shop.choose([SelfDraftSpec(())])
     assert list(shop.trials) == ["layerskip:2"], "the time for a search is kept"
 
 
 def test_a_draft_that_is_the_target_agrees_with_it(target: Model) -> None:
-    session, twin = target.open_session(lambda: None), target.open_session(lambda: None)
+    session, twin = target.open_session(), target.open_session()
     passages = [Passage.end_of(range(10, 110), target.context_size), Passage(range(30, 50), 12)]
-    evaluator = Evaluator(session, passages, lambda: None)
+    evaluator = Evaluator(session, passages)
     trial = evaluator.evaluate(twin)
     assert trial.agreement == 1.0 and 0.2 < trial.cost < 5
     with pytest.raises(ValueError, match="too short"):
@@ -186,7 +186,7 @@ def test_what_is_kept_can_be_seen_and_removed(target: Model) -> None:
     cache.remember(SETTING, "auto", CHOICE)
     method = parse("qspec:2")
     assert method is not None
-    target.make_self_draft(method, folder=cache.folder, progress=lambda f: None, check=lambda: None).close()
+    target.make_self_draft(method, folder=cache.folder).close()
     (found,) = list_cached_drafts()
     assert found.model == "python-6m" and [c.name for c in found.copies] == ["target-q2_k.gguf"]
     assert found.choices == ("auto: layerskip:2, because",) and found.size == found.copies[0].stat().st_size

@@ -81,7 +81,7 @@ def test_twelve_at_once_say_what_each_says_alone(engine: Engine, shared: Engine,
     engine.speculation = PLAIN
     alone = [tokens(list(engine.stream(request))) for request in requests]
     beside = together(shared, requests, KINDS[kind])
-    session = engine.target.open_session(lambda: None)
+    session = engine.target.open_session()
     for request, expected, events in zip(requests, alone, beside, strict=True):
         assert isinstance(request.prompt, str)
         fork = first_divergence(session, engine.encode(request.prompt), expected, tokens(events))
@@ -115,7 +115,7 @@ def test_some_leave_and_others_come(engine: Engine, shared: Engine) -> None:
         if rounds % 4 == 0:
             gone |= {who for who in running if who % 3 == 0}
         running = {who: each for who, each in running.items() if goes_on(found[who], each)}
-    session = engine.target.open_session(lambda: None)
+    session = engine.target.open_session()
     for who, events in found.items():
         last = events[-1]
         assert isinstance(last, Finished)

@@ -60,7 +60,7 @@ def model(request: pytest.FixtureRequest, spm: Path, tmp_path_factory: pytest.Te
     path = tmp_path_factory.mktemp("model") / ("model.gguf" if request.param == "llamacpp" else "model")
     (write_gguf if request.param == "llamacpp" else write_mlx)(spm, path)
     options = LoadOptions(threads=1, context_size=256)
-    with closing(open_model(request.param, path, options, progress=lambda done: None, check=lambda: None)) as opened:
+    with closing(open_model(request.param, path, options)) as opened:
         yield opened
 
 

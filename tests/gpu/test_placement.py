@@ -47,11 +47,9 @@ def require_same(path: Path, prompt: str, plain: Sequence[int], other: Sequence[
     """`other` are the tokens of `plain`, at least up to a position where both are about as probable."""
     if tuple(plain) == tuple(other):
         return
-    model = open_model(
-        "llamacpp", path, LoadOptions(threads=1, gpu_layers=0), progress=lambda _: None, check=lambda: None
-    )
+    model = open_model("llamacpp", path, LoadOptions(threads=1, gpu_layers=0))
     engine = Engine(model, (), Speculation())
-    session = model.open_session(lambda: None)
+    session = model.open_session()
     fork = first_divergence(session, engine.encode(prompt), plain, other)
     session.close()
     engine.close()

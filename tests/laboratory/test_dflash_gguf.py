@@ -101,7 +101,7 @@ def draft(target: LlamaModel, path: Path) -> np.ndarray:
     spec = read_head(path)
     assert spec is not None
     head, session = open_head(target, path, spec), target.open_session()
-    drafting = head.open_session(session, lambda: None)
+    drafting = head.open_session(session)
     prefill(session, TEXT[:-1])
     rows = drafting.block(TEXT, len(TEXT), BLOCK)
     assert rows is not None

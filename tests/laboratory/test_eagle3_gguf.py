@@ -44,7 +44,7 @@ def agree(target: Path, head: Path) -> tuple[float, float]:
     model = load_llama(target, LoadOptions(threads=1, context_size=256))
     spec = read_head(head)
     assert spec is not None
-    found = HeadProbe(model, head, "llamacpp", lambda: None, n_tokens=160).run(spec)
+    found = HeadProbe(model, head, "llamacpp", n_tokens=160).run(spec)
     model.close()
     assert not found.is_corrected
     return found.chosen.agreement

@@ -73,7 +73,7 @@ def answer(
 ) -> tuple[list[list[int]], float]:
     """The answer to each prompt, and the tokens that a forward of the target emits, without the first ones."""
     session = target.open_session()
-    drafter = BlockDrafter("dflash", head.open_session(session, lambda: None)) if head is not None else None
+    drafter = BlockDrafter("dflash", head.open_session(session)) if head is not None else None
     sampler = Sampler(SamplingParams(temperature=temperature), 4096)
     draw = RequestDraw(sampler, np.random.default_rng(1)) if is_drawn else None
     texts, n_tokens, n_rounds = [], 0, 0

@@ -94,18 +94,18 @@ def test_messages_go_both_ways_and_strangers_are_ignored(address: RankAddress) -
         rude.sendall(b'{"rank": [1], "size": 2, "versions": {}}\n')
         other.sendall(b'{"rank": 1, "size": 7, "versions": {}}\n')
         follower = follow(address)
-        leader = Leader(address, VERSIONS, lambda: None)
+        leader = Leader(address, VERSIONS)
     leader.ask("load", path="a")
     assert follower.receive() == {"do": "load", "path": "a"}
     assert follower.peek() is None
     follower.reply()
-    leader.gather(lambda: None)
+    leader.gather()
     leader.ask("load", path="b")
     follower.reply(error="the file is damaged.", hint="Pull it again.")
     with pytest.raises(BackendError, match=r"rank 1: the file is damaged\.") as refusal:
-        leader.gather(lambda: None)
+        leader.gather()
     assert refusal.value.hint == "Pull it again."
-    leader.gather(lambda: None)  # nobody is asked: no wait
+    leader.gather()  # nobody is asked: no wait
     leader.close()
     with pytest.raises(BackendError, match="out of step"):
         leader.tell("forward")
@@ -119,7 +119,7 @@ def test_all_ranks_start_again_while_rank_0_loads_nothing() -> None:
     try:
         assert all(rank_link.is_reachable(each) for each in others)
         followers = [Follower(each, VERSIONS, 0.0, lambda: None) for each in others]
-        leader = Leader(address, VERSIONS, lambda: None)
+        leader = Leader(address, VERSIONS)
         leader.tell("load")
         assert [each.receive() for each in followers] == [{"do": "load"}] * 3
         leader.close()
@@ -131,13 +131,13 @@ def test_all_ranks_start_again_while_rank_0_loads_nothing() -> None:
 def test_other_versions_are_refused(address: RankAddress) -> None:
     follow(address, {"edgespec": "2"})
     with pytest.raises(BackendError, match="rank 1 has edgespec 2, and rank 0 edgespec 1"):
-        Leader(address, VERSIONS, lambda: None)
+        Leader(address, VERSIONS)
 
 
 def test_a_rank_that_does_not_come_is_named(address: RankAddress, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_link, "MEET_S", 0.3)
     with pytest.raises(BackendError, match=r"rank 1 of 2 did not come to 127\.0\.0\.1:\d+"):
-        Leader(address, VERSIONS, lambda: None)
+        Leader(address, VERSIONS)
 
 
 def test_waiting_for_ranks_can_be_cancelled(address: RankAddress) -> None:
@@ -159,7 +159,7 @@ def test_a_follower_hears_of_the_end(address: RankAddress) -> None:
     ended = threading.Event()
     ranks = Ranks(1, 2, "ring", address.ranks.host, address.ranks.port)
     Follower(ranks, VERSIONS, 5.0, ended.set)
-    Leader(address, VERSIONS, lambda: None).close()
+    Leader(address, VERSIONS).close()
     assert ended.wait(5)
 
 

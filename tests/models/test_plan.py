@@ -286,7 +286,7 @@ def test_no_speed_is_foretold_for_a_model_that_is_partly_on_a_gpu(
     monkeypatch.setattr("edgespec.models.report.measure_speed", measure)
     load = LoadOptions(threads=1, context_size=CONTEXT, gpu_layers=layers)
     request = LoadConfig(str(TARGET), "llamacpp", "none", load=load)
-    *_, facts = report_plan(request, load_registry(), Hub.from_environment(), heard, lambda: None)
+    *_, facts = report_plan(request, load_registry(), Hub.from_environment(), heard)
     assert bool(measured) == foretold
     assert facts["not_foretold"].startswith("its type" if foretold else "a part of it is on the GPU")
 

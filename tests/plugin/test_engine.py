@@ -35,7 +35,7 @@ def generate(
     spec: DrafterSpec | None, draft_max: int | None = 4, check: Callable[[], None] = lambda: None
 ) -> list[Event]:
     """All events of an answer that is drafted by `spec`; a fixed length of 4, or the autopilot for None."""
-    target = open_model("toy", Path("tree"), LoadOptions(), progress=lambda _: None, check=lambda: None)
+    target = open_model("toy", Path("tree"), LoadOptions())
     drafters = [] if spec is None else [LoadedDrafter(spec, spec.name)]
     names = tuple(each.spec.name for each in drafters)
     engine = Engine(target, drafters, Speculation(names, draft_max if names else 0))

@@ -52,7 +52,7 @@ class Judge:
 
     def __init__(self, path: Path) -> None:
         options = LoadOptions(threads=1, context_size=1024)
-        model = open_model("llamacpp", path, options, progress=lambda fraction: None, check=lambda: None)
+        model = open_model("llamacpp", path, options)
         self.engine = Engine(model, (), Speculation())
         self.gaps: list[float] = []
 
@@ -63,7 +63,7 @@ class Judge:
         if tuple(other) == tuple(plain):
             return
         prompt = self.engine.encode((Message("user", ask.text),) if ask.is_chat else ask.text)
-        session = self.engine.target.open_session(lambda: None)
+        session = self.engine.target.open_session()
         try:
             fork = first_divergence(session, prompt, plain, other)
         finally:

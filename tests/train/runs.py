@@ -63,7 +63,7 @@ def make_batches(seed: int = 0, n: int = 24) -> Parts:
         TrainingText(rng.integers(0, VOCABULARY, int(rng.integers(20, 60))).astype(np.int32), 4, 8, str(i))
         for i in range(n)
     ]
-    teacher = Teacher(ToySession(rule, context_size=128, check=lambda: None), lambda: None)
+    teacher = Teacher(ToySession(rule, context_size=128))
     return Parts(texts, teacher, new_folder(), batch_tokens=256, max_length=48)
 
 
@@ -96,7 +96,7 @@ def digest_weights(network: nn.Module) -> str:
 
 def train(folder: Path, report: Callable[[Progress], None]) -> str:
     network, trainer = make_trainer(folder)
-    trainer.run(report, lambda: None)
+    trainer.run(report)
     return digest_weights(network)
 
 

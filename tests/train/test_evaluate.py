@@ -53,13 +53,13 @@ def test_a_network_reads_long_texts_in_windows() -> None:
     rng = np.random.default_rng(0)
     tokens = rng.integers(1, 400, 1300).astype(np.int32)
     texts = [TrainingText(tokens, 100, 600, "a"), TrainingText(tokens[:90], 0, 20, "b")]
-    long, short = read_best(network, texts, lambda: None)
+    long, short = read_best(network, texts)
     whole = np.array(mx.argmax(network(mx.array(tokens[None]))[0], axis=-1))
     assert (short[:-1] == whole[:89]).all() and short[-1] == -1
     assert (long[:99] == -1).all() and long[-1] == -1 and (long[99:-1] >= 0).all()
     assert (long[99:400] == whole[99:400]).mean() > 0.9
     again = TrainingText(tokens[:50], 0, 40, "a")
-    found = measure_chains(network, [*texts, again], 3, lambda: None)
+    found = measure_chains(network, [*texts, again], 3)
     assert {source: matrix.shape for source, matrix in found.items()} == {"a": (699 + 9, 3), "b": (69, 3)}
     assert found["b"][:, 0].tolist() == (whole[20:89] == tokens[21:90]).tolist()
 

@@ -61,7 +61,7 @@ def open_student(kind: str, target: MlxModel, folder: Path | None = None) -> Hea
 
 def open_texts(student: HeadStudent, target: MlxModel, *texts: TrainingText, **options: int) -> Parts:
     session = target.open_session()
-    teacher = Teacher(session, lambda: None, layers=student.layers)
+    teacher = Teacher(session, layers=student.layers)
     return Parts(texts, teacher, new_folder(), **options)
 
 
@@ -76,7 +76,7 @@ def run_drafts(kind: str, target: MlxModel, folder: Path, text: TrainingText) ->
     spec = read_head(folder)
     assert spec is not None
     head, session = target.load_head(spec, folder), target.open_session()
-    draft = head.open_session(session, lambda: None)
+    draft = head.open_session(session)
     tokens = text.tokens.tolist()
     draft.begin(tokens[: text.answer])
     proposed = []

@@ -62,15 +62,13 @@ TARGETS = ("packaged", "llama3.gguf", "qwen3.gguf", "llama", "llama-4-bit", "qwe
 
 
 def open_target(path: Path) -> Model:
-    return open_model(
-        "mlx" if path.is_dir() else "llamacpp", path, OPTIONS, progress=lambda f: None, check=lambda: None
-    )
+    return open_model("mlx" if path.is_dir() else "llamacpp", path, OPTIONS)
 
 
 def make_text(target: Model, n: int = 60) -> TrainingText:
     """What the target says."""
     prompt = [0, 5, 9, 3, 17]
-    session: Any = target.open_session(lambda: None)
+    session: Any = target.open_session()
     answer = decode_greedily(session, prompt, n, target.tokenizer.vocab_size)
     session.close()
     return TrainingText(np.array([*prompt, *answer], np.int32), 0, len(prompt), "a")
@@ -80,8 +78,8 @@ def measure(target: Model, path: Path, head: Path, text: TrainingText) -> tuple[
     spec = read_head(head)
     assert spec is not None
     student = HeadStudent(head, spec, read_parts(target, path), target.layer_count, is_new=True)
-    session = target.open_session(lambda: None)
-    parts = Parts([text], Teacher(session, lambda: None, layers=student.layers), new_folder())
+    session = target.open_session()
+    parts = Parts([text], Teacher(session, layers=student.layers), new_folder())
     found = measure_heads(student.network, parts, DEPTH, lambda: None)["a"]
     session.close()
     return found, student
@@ -91,13 +89,13 @@ def run_drafts(target: Model, head: Path, text: TrainingText) -> np.ndarray:
     """[positions, DEPTH] the tokens that the head proposes in use."""
     spec = read_head(head)
     assert spec is not None
-    session: Any = target.open_session(lambda: None)
+    session: Any = target.open_session()
     if isinstance(target, LlamaModel):
         opened = open_head(target, head, spec.complete(target.layer_count))
     else:
         assert isinstance(target, MlxModel)
         opened = target.load_head(spec.complete(target.layer_count), head)
-    draft: Any = opened.open_session(session, lambda: None)
+    draft: Any = opened.open_session(session)
     tokens = text.tokens.tolist()
     draft.begin(tokens[: text.answer])
     proposed = []
@@ -131,7 +129,7 @@ def test_a_trained_head_on_llamacpp(packaged: Model, tmp_path: Path) -> None:
     """The GGUF file of the EAGLE-3 head of the tests, whose drafts are often right, read, changed, saved and run."""
     head = convert(Path(shutil.copytree(EAGLE3, tmp_path / "head")))
     prompt = packaged.tokenizer.encode("def read_lines(path):\n", parse_special=False)
-    session: Any = packaged.open_session(lambda: None)
+    session: Any = packaged.open_session()
     answer = decode_greedily(session, prompt, 60, packaged.tokenizer.vocab_size)
     session.close()
     text = TrainingText(np.array([*prompt, *answer], np.int32), 0, len(prompt), "a")

@@ -106,7 +106,7 @@ def test_a_run_whose_folder_is_removed_ends(tmp_path: Path) -> None:
             shutil.rmtree(folder)
 
     with pytest.raises(InvalidRequest, match="removed while it ran"):
-        make_trainer(folder, replace(SHORT, checkpoint_s=3600.0))[1].run(remove, idle)
+        make_trainer(folder, replace(SHORT, checkpoint_s=3600.0))[1].run(remove)
     assert not folder.exists()
 
 
@@ -114,20 +114,20 @@ def test_a_run_whose_folder_is_removed_ends(tmp_path: Path) -> None:
 def test_cancelling_anywhere(tmp_path: Path, n: int) -> None:
     """Weights and state belong together."""
     whole, trainer = make_trainer(tmp_path / "whole", SHORT)
-    assert trainer.run(ignore, idle).step == 14 == 2 * len(make_batches())
+    assert trainer.run(ignore).step == 14 == 2 * len(make_batches())
     with pytest.raises(Cancelled):
         make_trainer(tmp_path / "parts", SHORT)[1].run(ignore, cancel_at(n))
     network, trainer = make_trainer(tmp_path / "parts", SHORT)
-    trainer.run(ignore, idle)
+    trainer.run(ignore)
     assert digest_weights(network) == digest_weights(whole)
 
 
 @pytest.mark.parametrize("change", [{"start": "version 2"}, {"learning_rate": 1e-3}])
 def test_a_checkpoint_of_other_options_is_not_used(tmp_path: Path, change: dict[str, Any]) -> None:
     """Such as one of a run that started from another version."""
-    make_trainer(tmp_path, SHORT)[1].run(ignore, idle)
+    make_trainer(tmp_path, SHORT)[1].run(ignore)
     seen: list[int] = []
-    make_trainer(tmp_path, replace(SHORT, **change))[1].run(lambda progress: seen.append(progress.step), idle)
+    make_trainer(tmp_path, replace(SHORT, **change))[1].run(lambda progress: seen.append(progress.step))
     assert seen[0] == 1
 
 
@@ -140,7 +140,7 @@ def test_the_throttle_stops_and_resumes(tmp_path: Path, expected: str) -> None:
         return n_asked > 5
 
     _, trainer = make_trainer(tmp_path, OPTIONS, Throttle(must_wait=lambda: False, must_stop=must_stop))
-    result = trainer.run(ignore, idle)
+    result = trainer.run(ignore)
     assert (result.step, result.n_steps, result.stopped) == (5, 21, "battery")
     assert train_on(tmp_path)[1] == expected
 
@@ -156,11 +156,11 @@ def test_a_draft_model_goes_on(tmp_path: Path) -> None:
         Trainer(student.network, distillation, make_batches(n=4), SHORT, folder, FREE).run(ignore, check)
         return digest_weights(student.network)
 
-    whole = run(tmp_path / "whole", 1, idle)
+    whole = run(tmp_path / "whole", 1)
     with pytest.raises(Cancelled):
         run(tmp_path / "parts", 1, cancel_at(2))
-    assert run(tmp_path / "parts", 2, idle) == whole
-    assert run(tmp_path / "other", 2, idle) != whole
+    assert run(tmp_path / "parts", 2) == whole
+    assert run(tmp_path / "other", 2) != whole
 
 
 @pytest.fixture

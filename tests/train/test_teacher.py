@@ -57,8 +57,8 @@ def check_rows(rows: Part, expected: np.ndarray, tolerance: float) -> None:
 def test_rows_are_those_of_plain_decoding(library: str, name: str, tmp_path: Path) -> None:
     model = (llama_model if library == "llama.cpp" else mlx_model)(name, tmp_path)
     tolerance = 2 * (LLAMA if library == "llama.cpp" else MLX)[name]
-    session, plain = model.open_session(idle), model.open_session(idle)
-    teacher = Teacher(session, idle)
+    session, plain = model.open_session(), model.open_session()
+    teacher = Teacher(session)
     for text in (TEXT, TEXT[::-1], TEXT[:1]):  # the session reads one after the other
         check_rows(teacher.read(text), read_plainly(plain, text.tolist()), tolerance)
         plain.rewind(0)
@@ -68,10 +68,10 @@ def test_rows_are_those_of_plain_decoding(library: str, name: str, tmp_path: Pat
 
 
 def test_ids_that_the_draft_lacks_are_left_out() -> None:
-    rows = Teacher(ToySession(RULE, context_size=256, check=idle), idle, vocab_size=100).read(TEXT)
-    expected = read_plainly(ToySession(RULE, context_size=256, check=idle), TEXT.tolist())
+    rows = Teacher(ToySession(RULE, context_size=256), vocab_size=100).read(TEXT)
+    expected = read_plainly(ToySession(RULE, context_size=256), TEXT.tolist())
     check_rows(rows, expected[:, :100], 1e-5)
-    small = Teacher(ToySession(RULE, context_size=256, check=idle), idle, vocab_size=40).read(TEXT)
+    small = Teacher(ToySession(RULE, context_size=256), vocab_size=40).read(TEXT)
     assert (np.sort(small.ids) == np.arange(40)).all()
 
 
@@ -89,7 +89,7 @@ def make_texts(seed: int = 0, n: int = 40, longest: int = 300) -> list[TrainingT
 
 
 def open_parts(texts: list[TrainingText], **options: int) -> Parts:
-    teacher = Teacher(ToySession(SMALL_RULE, context_size=512, check=idle), idle)
+    teacher = Teacher(ToySession(SMALL_RULE, context_size=512))
     return Parts(texts, teacher, new_folder(), **options)
 
 
@@ -130,7 +130,7 @@ def test_what_fits_is_kept(tmp_path: Path) -> None:
 def test_what_is_not_read_in_time_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a run that goes on has what was read, and no more."""
     monkeypatch.setattr("edgespec.train.parts._LEAST_READ", 100)
-    teacher = Teacher(ToySession(SMALL_RULE, context_size=512), lambda: None)
+    teacher = Teacher(ToySession(SMALL_RULE, context_size=512))
     texts = [TrainingText(TEXT[:n] % 97, 0, 1, str(n)) for n in (90, 40, 60, 50)]
     batches: list[int] = []
     for limit_s, n_read in ((0.0, 2), (0.0, 2), (inf, 4), (0.0, 4)):
@@ -159,7 +159,7 @@ def test_batches_hold_tokens_rows_and_masks() -> None:
     """Each row that counts is what the target says after the window's tokens up to it."""
     texts = make_texts(n=12)
     parts = open_parts(texts, batch_tokens=256, max_length=64)
-    teacher = Teacher(ToySession(SMALL_RULE, context_size=512, check=idle), idle)
+    teacher = Teacher(ToySession(SMALL_RULE, context_size=512))
     n_rows = 0
     for step in range(len(parts)):
         drawn = parts.take(step)

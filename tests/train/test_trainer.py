@@ -53,7 +53,7 @@ def test_training_lowers_the_loss_of_texts_that_it_has_not_seen(tmp_path: Path) 
 
     frozen, before = np.array(network.layers[0].weight), evaluate()
     seen: list[Progress] = []
-    result = trainer.run(seen.append, idle)
+    result = trainer.run(seen.append)
     assert result.step == result.n_steps == len(seen) == 12 * len(make_batches()) and result.stopped is None
     assert evaluate() < 0.95 * before and result.loss == seen[-1].loss
     assert [each.step for each in seen if each.is_epoch] == [i * len(make_batches()) for i in range(1, 12)]
@@ -92,7 +92,7 @@ def test_a_run_is_fitted_to_its_time(tmp_path: Path) -> None:
     assert trainer._fit_time(replace(state, n_steps=16, step=12)).n_steps == 19
     assert trainer._fit_time(replace(state, seconds=0.01)).n_steps == n_all
     assert trainer._fit_time(replace(state, step=12, seconds=1.0)).n_steps == 13
-    result = make_trainer(tmp_path, OPTIONS, replace(FREE, limit_s=0))[1].run(ignore, idle)
+    result = make_trainer(tmp_path, OPTIONS, replace(FREE, limit_s=0))[1].run(ignore)
     assert (result.step, result.stopped) == (0, "time")
 
 
@@ -102,7 +102,7 @@ def test_a_loss_that_is_not_a_number_ends_the_run(tmp_path: Path) -> None:
 
     trainer = Trainer(TinyDraft(), objective, make_batches(), OPTIONS, tmp_path, FREE)
     with pytest.raises(BackendError, match="the loss of step 1 is not a number"):
-        trainer.run(ignore, idle)
+        trainer.run(ignore)
     assert not list(tmp_path.iterdir())
 
 
@@ -124,7 +124,7 @@ def test_steps_are_those_of_adamw(tmp_path: Path) -> None:
     network = Dot()
     options = TrainOptions(learning_rate=0.1, epochs=1, warm_up=0.5, weight_decay=0.1)
     batches = cast(Parts, Two())
-    Trainer(network, lambda net, batch: (net.w * batch).sum(), batches, options, tmp_path, FREE).run(ignore, idle)
+    Trainer(network, lambda net, batch: (net.w * batch).sum(), batches, options, tmp_path, FREE).run(ignore)
     w, m, v = np.array([1.0, -2.0]), np.zeros(2), np.zeros(2)
     for t, (gradient, rate) in enumerate((([0.6, 0.8], 0.1), ([0.1, -0.2], 0.1)), start=1):
         g = np.array(gradient)

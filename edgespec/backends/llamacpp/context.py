@@ -12,7 +12,6 @@ from edgespec.backends.llamacpp.native_context import MAX_TOKENS, NativeContext
 from edgespec.backends.llamacpp.scores import LlamaScores, PendingBatch, SequenceSlot
 from edgespec.backends.llamacpp.streams import Streams
 from edgespec.core.peers import SOLO, BatchPeers
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled
 
 MAX_ROWS = 64  # of one session's forward: a root and 63 draft nodes
@@ -74,13 +73,13 @@ class Context:
         """Nodes of one more draft, each of which may end a branch."""
         return min(MAX_ROWS - 1, len(self._spare)) if self.has_trees else MAX_ROWS - 1
 
-    def acquire(self, check: CheckCancelled) -> SequenceSlot:
+    def acquire(self) -> SequenceSlot:
         """A slot for one more session, with the lowest id. Raises BackendError where all are taken."""
         if not self._free:
             raise BackendError("all caches of the model are in use.", hint="Use a larger --parallel.")
         sequence = min(self._free)
         self._free.remove(sequence)
-        return SequenceSlot(sequence, check)
+        return SequenceSlot(sequence)
 
     def release(self, slot: SequenceSlot) -> None:
         """Its sequence is empty. The native context is freed with the last session."""
@@ -175,4 +174,4 @@ class Context:
 
     def _is_cancelled(self) -> bool:
         """Whether none of the sessions in the batch wants it any more."""
-        return all(scores.slot.is_cancelled for scores in self._last.scores.values())
+        return all(scores.is_cancelled for scores in self._last.scores.values())

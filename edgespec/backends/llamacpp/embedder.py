@@ -12,9 +12,9 @@ from edgespec.backends.llamacpp.hidden_states import float_rows
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.native_context import NativeContext
 from edgespec.backends.sequence import check_ids
+from edgespec.cancel import check_cancelled
 from edgespec.core.arrays import Logits
 from edgespec.core.peers import YIELD, Yield
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError
 
 _ROWS = 64  # tokens a decode: llama.cpp reserves logits of the whole vocabulary for each
@@ -24,7 +24,7 @@ _NO_POOLING = 0
 class LlamaEmbedder:
     """Computes embeddings in a context of its own."""
 
-    def __init__(self, lib: Library, model: Any, params: Any, vocab_size: int, check: CheckCancelled) -> None:
+    def __init__(self, lib: Library, model: Any, params: Any, vocab_size: int) -> None:
         """`params` have the sizes and types of the cache. Raises BackendError."""
         params.embeddings = True
         params.pooling_type = _NO_POOLING
@@ -39,7 +39,6 @@ class LlamaEmbedder:
             max_tokens=_ROWS,
         )
         self._api = lib.api
-        self._check = check
         self._vocab_size = vocab_size
         self._width: int = lib.api.llama_model_n_embd_out(model)
 
@@ -49,7 +48,7 @@ class LlamaEmbedder:
         self._api.llama_memory_clear(self._native.memory, True)
         total = np.zeros(self._width)
         for start in range(0, len(tokens), _ROWS):
-            self._check()
+            check_cancelled()
             chunk = tokens[start : start + _ROWS]
             self._native.batch.chain(chunk, start, 0, outputs=len(chunk))
             self._native.run(self._api.llama_decode)

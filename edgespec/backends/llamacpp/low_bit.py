@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import sleep
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.quantize import quantize
-from edgespec.core.protocols import CheckCancelled
+from edgespec.cancel import check_cancelled
 from edgespec.errors import BackendError, CacheError
 from edgespec.files import lock_file, stat_files
 from edgespec.formats.gguf_validate import read_file
 from edgespec.isolated import ChildDied, run_in_child
+from edgespec.progress import report_loaded
 
 MAX_CACHE_BYTES = 40 * 2**30  # of all copies; the least recently used are removed first
 _SPARE_BYTES = 512 * 2**20  # left free on the disk
@@ -24,7 +25,7 @@ _LOOK_S = 0.2  # between two looks at what another process does
 _TYPES = {2: "Q2_K", 3: "Q3_K_M", 4: "Q4_0", 5: "Q5_K_M", 6: "Q6_K"}  # none needs an importance matrix
 
 
-def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float], None], check: CheckCancelled) -> Path:
+def low_bit_copy(path: Path, bits: int, folder: Path) -> Path:
     """A copy of the model at `path` with weights of `bits` bits (0: about half of its own), made if there is none.
 
     A copy gets its final name when it is complete. Raises Unsupported, CacheError, BackendError, Cancelled.
@@ -47,9 +48,9 @@ def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float]
     try:
         if not copy.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with _alone_in(folder, check):
+            with _alone_in(folder):
                 if not copy.exists():
-                    _make_copy(path, bits, copy, needed, progress, check)
+                    _make_copy(path, bits, copy, needed)
         with suppress(OSError):
             copy.touch()  # the least recently used copy is removed first
     except OSError as error:
@@ -58,7 +59,7 @@ def low_bit_copy(path: Path, bits: int, folder: Path, progress: Callable[[float]
 
 
 @contextmanager
-def _alone_in(folder: Path, check: CheckCancelled) -> Iterator[None]:
+def _alone_in(folder: Path) -> Iterator[None]:
     """Waits until no other process makes a copy in `folder`. Raises Cancelled, OSError."""
     with ExitStack() as held:
         while True:
@@ -66,14 +67,12 @@ def _alone_in(folder: Path, check: CheckCancelled) -> Iterator[None]:
                 held.enter_context(lock_file(folder / "lock", wait=False))
                 break
             except BlockingIOError:
-                check()
+                check_cancelled()
                 sleep(_LOOK_S)
         yield
 
 
-def _make_copy(
-    path: Path, bits: int, copy: Path, needed: int, progress: Callable[[float], None], check: CheckCancelled
-) -> None:
+def _make_copy(path: Path, bits: int, copy: Path, needed: int) -> None:
     """Raises CacheError, BackendError, Cancelled, OSError."""
     folder, unfinished = copy.parent, f".{copy.name}.*"
     evict(folder.parent, MAX_CACHE_BYTES - needed)
@@ -87,10 +86,10 @@ def _make_copy(
 
     def report() -> None:
         written = max((found.st_size for found in stat_files(folder.glob(unfinished)).values()), default=0)
-        progress(min(1.0, written / needed))
+        report_loaded(min(1.0, written / needed))
 
     try:
-        run_in_child(quantize, path, copy, _TYPES[bits], check=check, on_poll=report)
+        run_in_child(quantize, path, copy, _TYPES[bits], on_poll=report)
     except ChildDied:
         raise BackendError(
             f"llama.cpp could not make a {bits}-bit copy of {path.name}.",

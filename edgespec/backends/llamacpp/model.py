@@ -23,11 +23,12 @@ from edgespec.backends.llamacpp.tiles import amx_is_sound
 from edgespec.backends.llamacpp.tokenizer import LlamaTokenizer
 from edgespec.backends.options import STATE_SNAPSHOTS, LoadOptions, idle_cores
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.core.protocols import CheckCancelled
+from edgespec.cancel import check_cancelled
 from edgespec.errors import DoesNotFit, EdgespecError, InvalidModelFile, names_memory
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
 from edgespec.machines.memory import RAM, NewMemory, split_places, split_shares
+from edgespec.progress import report_loaded
 
 S = TypeVar("S", bound=LlamaSession)
 C = TypeVar("C")
@@ -111,49 +112,45 @@ class LlamaModel:
         """Numbers of a token's hidden state between layers."""
         return int(self._lib.api.llama_model_n_embd(self._handle))
 
-    def make_self_draft(
-        self, spec: SelfDraftSpec, *, folder: Path, progress: Callable[[float], None], check: CheckCancelled
-    ) -> AttachedDraft:
+    def make_self_draft(self, spec: SelfDraftSpec, *, folder: Path) -> AttachedDraft:
         from edgespec.backends.llamacpp.selfdraft import open_self_draft
 
-        return open_self_draft(self, spec, folder, progress, check)
+        return open_self_draft(self, spec, folder)
 
-    def load_head(
-        self, spec: HeadSpec, path: Path, *, progress: Callable[[float], None], check: CheckCancelled
-    ) -> AttachedHead:
+    def load_head(self, spec: HeadSpec, path: Path) -> AttachedHead:
         from edgespec.backends.llamacpp.heads import open_head
 
-        return open_head(self, path, spec, progress, check)
+        return open_head(self, path, spec)
 
-    def measure_settings(self, seconds: float, check: CheckCancelled) -> RuntimeSettings | None:
+    def measure_settings(self, seconds: float) -> RuntimeSettings | None:
         """The fastest settings, measured for about `seconds` on sessions of their own; no other may be open.
 
         The runtime's own where there is no time or memory to measure, None where everything is set. Raises Cancelled.
         """
         from edgespec.backends.llamacpp.settings import SettingsMeasurement
 
-        return SettingsMeasurement(self, seconds, check).run()
+        return SettingsMeasurement(self, seconds).run()
 
     def use(self, settings: RuntimeSettings) -> None:
         """Open later sessions with `settings`, but for what the user has set."""
         self.options = settings.apply(self._given)
 
-    def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> LlamaSession:
+    def open_session(self, *, shared: bool = False) -> LlamaSession:
         """A session with a KV cache of its own, or in the shared context. Raises BackendError."""
         if not shared or self.no_batching_reason is not None:
-            return self.open_as(LlamaSession, check)
+            return self.open_as(LlamaSession)
         if self._shared_context is None or not self._shared_context.is_usable:
             slots = self.options.caches
             cells = self.context_size * slots
             self._shared_context = self._open_context(cells, slots, has_streams=self.has_streams)
-        return self._open_session(LlamaSession, self._shared_context, check, self.context_size)
+        return self._open_session(LlamaSession, self._shared_context, self.context_size)
 
-    def open_as(self, kind: Callable[..., S], check: CheckCancelled, cells: int | None = None) -> S:
+    def open_as(self, kind: Callable[..., S], cells: int | None = None) -> S:
         """A session of class `kind` with a cache of its own, of at most `cells` tokens. Raises BackendError."""
         context = self._open_context(min(self.context_size, cells or self.context_size), 1)
         # llama.cpp rounds up to a multiple of 256 tokens; the surplus is not used.
         size = self.context_size if cells else min(self.context_size, self._lib.api.llama_n_ctx(context.native.handle))
-        return self._open_session(kind, context, check, size)
+        return self._open_session(kind, context, size)
 
     def close(self) -> None:
         if self._handle:
@@ -167,8 +164,8 @@ class LlamaModel:
         """Free the model where its tokenizer is collected, in place of `close`."""
         weakref.finalize(self.tokenizer, self._lib.api.llama_model_free, self._handle).atexit = False
 
-    def open_embedder(self, cells: int, check: CheckCancelled) -> LlamaEmbedder:
-        return LlamaEmbedder(self._lib, self._handle, self._params(cells), self.tokenizer.vocab_size, check)
+    def open_embedder(self, cells: int) -> LlamaEmbedder:
+        return LlamaEmbedder(self._lib, self._handle, self._params(cells), self.tokenizer.vocab_size)
 
     def open_beside(
         self, target: LlamaSession, context: Callable[..., C], *, is_mtp: bool, more_cells: int, **settings: Any
@@ -205,8 +202,8 @@ class LlamaModel:
         architecture = self._lib.metadata(self._handle, b"general.architecture")
         return self._lib.metadata(self._handle, architecture + b"." + key.encode())
 
-    def _open_session(self, kind: Callable[..., S], context: Context, check: CheckCancelled, size: int) -> S:
-        slot = context.acquire(check)
+    def _open_session(self, kind: Callable[..., S], context: Context, size: int) -> S:
+        slot = context.acquire()
         rollback = self._make_rollback(context, slot.sequence)
         return kind(self._lib, context, slot, rollback, self.tokenizer.vocab_size, size)
 
@@ -219,15 +216,7 @@ class LlamaModel:
         return TrimmableCache(api, context, sequence, keeps_order=self.is_row_invariant)
 
 
-def load(
-    path: Path,
-    options: LoadOptions,
-    *,
-    progress: Callable[[float], None] = lambda fraction: None,
-    check: CheckCancelled = lambda: None,
-    vocabulary_only: bool = False,
-    sees_gpus: bool = False,
-) -> LlamaModel:
+def load(path: Path, options: LoadOptions, *, vocabulary_only: bool = False, sees_gpus: bool = False) -> LlamaModel:
     """Load a GGUF file whose header formats.gguf_validate has checked. `progress` gets 0.0 to 1.0.
 
     With `vocabulary_only` it has a tokenizer and a chat template, but opens no sessions. `sees_gpus`: with no layers on
@@ -254,8 +243,8 @@ def load(
         try:
             if fraction == 0.0:  # the buffers are allocated and empty
                 new_memory.advise()
-            check()
-            progress(fraction)
+            check_cancelled()
+            report_loaded(fraction)
         except BaseException as error:  # noqa: BLE001 - it cannot cross the native frames; raised again below
             errors.append(error)
             return False

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.llamacpp.shape import count_blocks, write_blocks
-from edgespec.core.protocols import CheckCancelled
+from edgespec.cancel import check_cancelled
 from edgespec.errors import BackendError, DoesNotFit
 from edgespec.formats.gguf import Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
@@ -79,7 +79,7 @@ def _has_equal_blocks(header: Header) -> bool:
 
 
 @contextmanager
-def prune(path: Path, kept: Sequence[int], check: CheckCancelled) -> Iterator[Part]:
+def prune(path: Path, kept: Sequence[int]) -> Iterator[Part]:
     """A copy of the model at `path` with only the blocks `kept` (ascending); removed on exit.
 
     On Linux the copy is anonymous memory, which a model loaded from it keeps mapped; elsewhere it is a temporary file.
@@ -96,7 +96,7 @@ def prune(path: Path, kept: Sequence[int], check: CheckCancelled) -> Iterator[Pa
         )
 
     def read(tensor: TensorInfo) -> npt.NDArray[np.uint8]:
-        check()
+        check_cancelled()
         data = np.fromfile(path, np.uint8, tensor.nbytes, offset=header.data_offset + tensor.offset)
         if len(data) < tensor.nbytes:
             raise OSError(0, "the file became shorter while it was read")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edgespec.backends.llamacpp.hidden_states import Floats, HiddenStates
+from edgespec.cancel import current_check
 from edgespec.core.arrays import Ints, Logits
-from edgespec.core.protocols import CheckCancelled
 from edgespec.core.sampling import SamplingParams
 from edgespec.core.truncate import non_finite_error
 from edgespec.errors import Cancelled
@@ -40,25 +40,15 @@ class SequenceSlot:
     """A session's place in a context.
 
     sequence  its id in llama.cpp
-    check     raises Cancelled when nobody wants the session's forwards any more
     scores    of its last forward, until they are committed or dropped
     is_dirty  rows of it were staged that are not yet part of its text
     tap       copies hidden states of its rows, for a trained head
     """
 
     sequence: int
-    check: CheckCancelled
     scores: LlamaScores | None = None
     is_dirty: bool = False
     tap: HiddenStates | None = None
-
-    @property
-    def is_cancelled(self) -> bool:
-        try:
-            self.check()
-        except Cancelled:
-            return True
-        return False
 
 
 class LlamaScores:
@@ -85,6 +75,7 @@ class LlamaScores:
         self.is_prefill = is_prefill
         self.waited_s = self.peer_wait_s = 0.0
         self.states: Floats | None = None
+        self._check = current_check()  # another session's read may have the batch decoded
         self._batch, self._fill = batch, fill
         self._rows: Logits | None = None
         self._is_after_flush = is_after_flush
@@ -92,6 +83,15 @@ class LlamaScores:
         batch.n_tokens += n_tokens
         batch.n_outputs += n_outputs
         slot.is_dirty = True
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody wants them any more."""
+        try:
+            self._check()
+        except Cancelled:
+            return True
+        return False
 
     @property
     def peer_rows(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.sequence import check_prompt, shared_prefix
 from edgespec.core.decoding import read_prompt
 from edgespec.core.peers import Yield
-from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session
+from edgespec.core.protocols import Draft, PrefillProgress, Session
 from edgespec.core.scores import HostScores, Scores
 from edgespec.errors import BackendError, InvalidModelFile, RollbackError
 from edgespec.isolated import ChildDied, run_in_child
@@ -153,15 +153,15 @@ class LlamaSelfDraft(AttachedDraft):
         self._model = model
         self._method = method
 
-    def open_session(self, target: Session, check: CheckCancelled) -> Session:
+    def open_session(self, target: Session) -> Session:
         model, method = self._model, self._method
         if method.kept is not None or model.is_recurrent:  # its cells cannot come from the target
-            return model.open_session(check)
+            return model.open_session()
         target = getattr(target, "inner", target)
         assert isinstance(target, LlamaSession)
         if method.sparse is None:
-            return model.open_as(partial(SharedKVSession, target), check)
-        return model.open_as(partial(SparseSession, *method.sparse, target), check, sum(method.sparse) + SLACK)
+            return model.open_as(partial(SharedKVSession, target))
+        return model.open_as(partial(SparseSession, *method.sparse, target), sum(method.sparse) + SLACK)
 
     def close(self) -> None:
         if self._lender is not None:
@@ -171,13 +171,7 @@ class LlamaSelfDraft(AttachedDraft):
             self._own.close()
 
 
-def open_self_draft(
-    target: LlamaModel,
-    method: SelfDraftSpec,
-    folder: Path,
-    progress: Callable[[float], None],
-    check: CheckCancelled,
-) -> AttachedDraft:
+def open_self_draft(target: LlamaModel, method: SelfDraftSpec, folder: Path) -> AttachedDraft:
     if method.sparse is not None and method.kept is not None:
         raise Unsupported("llama.cpp does not combine sparse with layerskip.", hint="Use one of them.")
     if method.sparse is not None and target.is_recurrent:
@@ -193,26 +187,26 @@ def open_self_draft(
         override_tensor=given.override_tensor,
     )
     if method.bits is not None:
-        path = low_bit_copy(path, method.bits, folder, progress, check)
+        path = low_bit_copy(path, method.bits, folder)
     if method.kept is not None:
         kept = method.layers(target.layer_count)
-        with prune(path, kept, check) as part:
+        with prune(path, kept) as part:
             if target.is_recurrent or target.has_window or not part.has_equal_blocks:
-                _require_runnable(part, target.path.name, kept, check)
-            model = load(part.path, options, progress=progress, check=check)
+                _require_runnable(part, target.path.name, kept)
+            model = load(part.path, options)
             return LlamaSelfDraft(target, model, method, part.nbytes)
     if method.bits is None:
         return LlamaSelfDraft(target, target, method, 0)
-    return LlamaSelfDraft(target, load(path, options, check=check), method, path.stat().st_size)
+    return LlamaSelfDraft(target, load(path, options), method, path.stat().st_size)
 
 
-def _require_runnable(part: Part, name: str, kept: Sequence[int], check: CheckCancelled) -> None:
+def _require_runnable(part: Part, name: str, kept: Sequence[int]) -> None:
     """Try a part of the model `name` in a process of its own: llama.cpp aborts without a layer of each kind of cache.
 
     Raises Unsupported, DoesNotFit, Cancelled.
     """
     try:
-        run_in_child(_decode, part.path, check=check)
+        run_in_child(_decode, part.path)
     except (ChildDied, InvalidModelFile, BackendError) as error:
         layers = "layer" if len(kept) == 1 else "layers"
         raise Unsupported(

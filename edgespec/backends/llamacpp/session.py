@@ -22,6 +22,7 @@ from edgespec.backends.sequence import (
     kept_tokens,
     shared_prefix,
 )
+from edgespec.cancel import check_cancelled
 from edgespec.core.peers import YIELD, BatchPeers, Yield
 from edgespec.core.protocols import Capabilities, Draft, PrefillProgress, Session
 from edgespec.core.scores import HostScores, Scores
@@ -90,12 +91,12 @@ class LlamaSession:
         context = self.context
         check_prompt(tokens, self.capabilities)
         if (known := self._recall(tokens)) is not None:
-            self._slot.check()
+            check_cancelled()
             yield PrefillProgress(len(tokens), len(tokens), len(tokens))
             return known
         done = reused = self._reuse(tokens)
         while True:
-            self._slot.check()
+            check_cancelled()
             chunk = self._take_chunk(tokens, done)
             scores = context.stage_chain(self._slot, chunk, done, outputs=1, is_prefill=True)
             if context.is_shared:

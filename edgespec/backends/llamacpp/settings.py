@@ -15,8 +15,9 @@ from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import idle_cores
 from edgespec.backends.settings import ROOM, RuntimeSettings, measured_lengths
+from edgespec.cancel import check_cancelled
 from edgespec.core.decoding import read_prompt
-from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft
+from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.errors import BackendError
 
 K = TypeVar("K")
@@ -33,11 +34,10 @@ _MAX_STEP_S = 0.25  # of a forward of one row, in the shortest measurement; long
 class SettingsMeasurement:
     """One measurement of a model's settings, for about `seconds` in all."""
 
-    def __init__(self, model: LlamaModel, seconds: float, check: CheckCancelled) -> None:
+    def __init__(self, model: LlamaModel, seconds: float) -> None:
         self._model = model
         self._given = model.options
         self._seconds = seconds
-        self._check = check
         self._tokens = [(i * 7919 + 11) % model.tokenizer.vocab_size for i in range(max(_ROWS))]
 
     def run(self) -> RuntimeSettings | None:
@@ -84,7 +84,7 @@ class SettingsMeasurement:
     def _open(self, settings: RuntimeSettings, cells: int, closing: ExitStack) -> LlamaSession:
         """A session that holds a token."""
         self._model.use(settings)
-        session = self._model.open_as(LlamaSession, self._check, cells)
+        session = self._model.open_as(LlamaSession, cells)
         closing.callback(session.close)
         read_prompt(session, self._tokens[:1])
         return session
@@ -119,7 +119,7 @@ class SettingsMeasurement:
         times: dict[K, list[float]] = {arm: [] for arm in arms}
         first, *others = arms
         while (done := len(times[first])) < least or (done < _MAX_ROUNDS and perf_counter() < until):
-            self._check()
+            check_cancelled()
             for arm in [first, *others] if done % 2 else [*others, first]:
                 times[arm].append(arms[arm]())
         if len(times[first]) < _MIN_ROUNDS:

@@ -44,7 +44,7 @@ def _look_up() -> bool:
     with suppress(OSError):
         return note.read_text() == "1"
     try:
-        is_sound = run_in_child(_use_tiles, check=lambda: None)
+        is_sound = run_in_child(_use_tiles)
     except (ChildDied, ImportError):
         is_sound = False
     with suppress(OSError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -14,7 +14,8 @@ from mlx_lm.models.switch_layers import QuantizedSwitchLinear, SwitchLinear
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.hooks import get_layers
 from edgespec.backends.mlx.library import map_errors
-from edgespec.core.protocols import CheckCancelled
+from edgespec.cancel import check_cancelled
+from edgespec.progress import report_loaded
 
 _FLOAT, _QUANTIZED = (nn.Linear, SwitchLinear), (nn.QuantizedLinear, QuantizedSwitchLinear)
 _GROUPS = (64, 32, 128)  # elements that can share a scale, the preferred number first
@@ -22,9 +23,7 @@ _FLOAT_BITS = 4  # default for a copy of floating-point weights
 _MIN_BITS = 2
 
 
-def make_low_bit(
-    model: Any, layers: Sequence[int], bits: int, progress: Callable[[float], None], check: CheckCancelled
-) -> tuple[Any, int]:
+def make_low_bit(model: Any, layers: Sequence[int], bits: int) -> tuple[Any, int]:
     """A copy of `model` with `bits` a weight (0: half of its own), and the bytes that it takes in addition.
 
     Of the layers only `layers` are changed, and nothing that has so few bits already. Raises Unsupported, BackendError,
@@ -41,8 +40,8 @@ def make_low_bit(
         )
     low: dict[int, Any] = {}
     for done, (linear, count) in enumerate(chosen):
-        check()
-        progress(done / len(chosen))
+        check_cancelled()
+        report_loaded(done / len(chosen))
         with map_errors():
             low[id(linear)] = _requantize(linear, count)
     modules = copied.leaf_modules()

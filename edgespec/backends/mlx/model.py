@@ -26,7 +26,8 @@ from edgespec.backends.mlx.selfdraft import MlxSelfDraft, check_layers
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.tokenizer import HfTokenizer
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import Capabilities, CheckCancelled
+from edgespec.cancel import check_cancelled
+from edgespec.core.protocols import Capabilities
 from edgespec.errors import (
     STOPS,
     BackendError,
@@ -38,6 +39,7 @@ from edgespec.errors import (
 )
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import read_folder
+from edgespec.progress import report_loaded
 from edgespec.text.chat_template import read_template
 from edgespec.text.tokenizer import Tokenizer
 
@@ -79,39 +81,23 @@ class MlxModel:
             raise BackendError("the model has been closed.", hint="Open it again.")
         return self._model
 
-    def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> MlxSession:
-        """A session with caches of its own; `check` is polled between the chunks and layers of a prefill."""
-        return MlxSession(*self._session_parts(check))
+    def open_session(self, *, shared: bool = False) -> MlxSession:
+        """A session with caches of its own, which polls between the chunks and layers of a prefill."""
+        return MlxSession(*self._session_parts())
 
-    def make_self_draft(
-        self,
-        spec: SelfDraftSpec,
-        *,
-        folder: Path | None = None,
-        progress: Callable[[float], None] = lambda fraction: None,
-        check: CheckCancelled = lambda: None,
-    ) -> MlxSelfDraft:
+    def make_self_draft(self, spec: SelfDraftSpec, *, folder: Path | None = None) -> MlxSelfDraft:
         """Makes a draft of the model itself; `folder` is not used."""
         runner = self._open_runner()
         check_layers(runner)
-        return MlxSelfDraft(
-            runner, self._open_hooks(), self.tokenizer, spec, lambda: self.open_session(check), progress, check
-        )
+        return MlxSelfDraft(runner, self._open_hooks(), self.tokenizer, spec, lambda: self.open_session())
 
-    def load_head(
-        self,
-        spec: HeadSpec,
-        path: Path,
-        *,
-        progress: Callable[[float], None] = lambda fraction: None,
-        check: CheckCancelled = lambda: None,
-    ) -> MlxHead:
-        check()
+    def load_head(self, spec: HeadSpec, path: Path) -> MlxHead:
+        check_cancelled()
         head = open_head(self.network, self.layer_count, self.tokenizer, path, spec)
-        progress(1.0)
+        report_loaded(1.0)
         return head
 
-    def open_embedder(self, cells: int, check: CheckCancelled) -> NoReturn:
+    def open_embedder(self, cells: int) -> NoReturn:
         raise InvalidRequest("edgespec makes no embeddings on MLX.", hint="Serve the model with --backend llamacpp.")
 
     def close(self) -> None:
@@ -120,10 +106,10 @@ class MlxModel:
         self._model = self._hooks = None
         mx.clear_cache()
 
-    def _session_parts(self, check: CheckCancelled) -> tuple[Any, ...]:
+    def _session_parts(self) -> tuple[Any, ...]:
         has_trees = self.no_tree_reason is None
         capabilities = Capabilities(self.tokenizer.vocab_size, self.context_size, has_trees)
-        return self._open_runner, self._open_hooks, capabilities, check
+        return self._open_runner, self._open_hooks, capabilities
 
     def _open_runner(self) -> ModelRunner:
         return ModelRunner(self.network, self._quantization)
@@ -135,20 +121,14 @@ class MlxModel:
         return self._hooks
 
 
-def load(
-    path: Path,
-    options: LoadOptions,
-    *,
-    progress: Callable[[float], None] = lambda fraction: None,
-    check: CheckCancelled = lambda: None,
-) -> MlxModel:
+def load(path: Path, options: LoadOptions) -> MlxModel:
     """Load a folder with config.json, safetensors and a tokenizer, or a packaged GGUF file.
 
     Computes in the type of the weights on a GPU, and in float32 on a CPU, which emulates half precision.
     `progress` gets 0.0 to 1.0. Raises InvalidModelFile, InvalidRequest, BackendError, Cancelled.
     """
     parts = open_parts(path, options)
-    read_weights(parts.model, progress, check)
+    read_weights(parts.model)
     return MlxModel(*parts)
 
 
@@ -216,16 +196,16 @@ def _load_gguf(path: Path) -> tuple[Any, Tokenizer, str | None, int | None]:
     return model, vocabulary.tokenizer, vocabulary.chat_template, config["max_position_embeddings"]
 
 
-def read_weights(model: Any, progress: Callable[[float], None], check: CheckCancelled) -> None:
+def read_weights(model: Any) -> None:
     """Read the weights from the files, a batch at a time. Raises BackendError, Cancelled."""
     if not device().on_gpu:
         model.set_dtype(mx.float32)
     weights = [array for _, array in tree_flatten(model.parameters())]
     for start in range(0, len(weights), _BATCH):
-        check()
+        check_cancelled()
         with map_errors():
             mx.eval(weights[start : start + _BATCH])
-        progress(min(1.0, (start + _BATCH) / len(weights)))
+        report_loaded(min(1.0, (start + _BATCH) / len(weights)))
 
 
 @contextmanager

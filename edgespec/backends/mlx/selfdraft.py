@@ -16,8 +16,9 @@ from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.shared_kv import SharedKVSession
 from edgespec.core.arrays import Logits
 from edgespec.core.decoding import read_prompt
-from edgespec.core.protocols import NO_DRAFT, CheckCancelled, Draft, Session
+from edgespec.core.protocols import NO_DRAFT, Draft, Session
 from edgespec.errors import EdgespecError, reason_of
+from edgespec.progress import report_loaded
 from edgespec.text.tokenizer import Tokenizer
 
 _PROMPT, _DRAFTED = 6, 3  # tokens of the probe
@@ -43,8 +44,6 @@ class MlxSelfDraft(AttachedDraft):
         tokenizer: Tokenizer,
         method: SelfDraftSpec,
         open_session: Callable[[], MlxSession],
-        progress: Callable[[float], None],
-        check: CheckCancelled,
     ) -> None:
         """`runner` is any of the model's. Raises Unsupported, InvalidRequest, BackendError, Cancelled."""
         count = len(hooks.layers)
@@ -53,19 +52,19 @@ class MlxSelfDraft(AttachedDraft):
         self.hooks, self.layers, self.sparse = hooks, layers, method.sparse
         self._target = self.model = runner.model
         if method.bits is not None:
-            self.model, self.extra_bytes = make_low_bit(runner.model, layers, method.bits, progress, check)
+            self.model, self.extra_bytes = make_low_bit(runner.model, layers, method.bits)
         self.has_windows = any(entry.window is not None for entry in runner.caches.entries)
         is_exit = len(layers) < count and layers == tuple(range(len(layers)))
         self.continues_from_layer = is_exit and method.bits is None and method.sparse is None
-        _probe(self, open_session, tokenizer.vocab_size, check)
-        progress(1.0)
+        _probe(self, open_session, tokenizer.vocab_size)
+        report_loaded(1.0)
 
-    def open_session(self, target: Session, check: CheckCancelled) -> SharedKVSession:
+    def open_session(self, target: Session) -> SharedKVSession:
         """Raises ValueError for a session of another model."""
         target = getattr(target, "inner", target)
         if not isinstance(target, MlxSession) or target.model is not self._target:
             raise ValueError("the target is a session of another model")
-        return SharedKVSession(target, self, check)
+        return SharedKVSession(target, self)
 
     def close(self) -> None:
         self.model = self._target
@@ -87,25 +86,21 @@ def check_layers(runner: ModelRunner) -> None:
             raise Unsupported(f"this model cannot draft for itself on MLX: {reason}.", hint=_ADVICE)
 
 
-def _probe(
-    network: MlxSelfDraft, open_session: Callable[[], MlxSession], vocab_size: int, check: CheckCancelled
-) -> None:
+def _probe(network: MlxSelfDraft, open_session: Callable[[], MlxSession], vocab_size: int) -> None:
     """Drafts and verifies a few tokens, to test whether a model's code works in this way. It does not judge the drafts.
 
     Raises Unsupported where the model fails, or where the scores of its target change. Sets `continues_from_layer` to
     False where only that fails.
     """
     try:
-        reason = _find_failure(network, open_session, vocab_size, check)
+        reason = _find_failure(network, open_session, vocab_size)
     except EdgespecError as error:
         reason = f"it fails ({reason_of(error)})"
     if reason is not None:
         raise Unsupported(f"this model cannot draft for itself in this way on MLX: {reason}.", hint=_ADVICE)
 
 
-def _find_failure(
-    network: MlxSelfDraft, open_session: Callable[[], MlxSession], vocab_size: int, check: CheckCancelled
-) -> str | None:
+def _find_failure(network: MlxSelfDraft, open_session: Callable[[], MlxSession], vocab_size: int) -> str | None:
     tokens: list[int] = ((np.arange(_PROMPT + 1 + _DRAFTED) * 7919 + 11) % vocab_size).tolist()
     root, drafted = tokens[_PROMPT], tokens[_PROMPT + 1 :]
     plain, stepwise, target = (open_session() for _ in range(3))
@@ -113,7 +108,7 @@ def _find_failure(
         read_prompt(session, tokens[:_PROMPT])
     expected = _score_chain(plain, root, drafted)
     noise = np.abs(expected - np.stack(_score_singly(stepwise, root, drafted))).max()
-    draft, rows_before = SharedKVSession(target, network, check), network.hooks.layer_rows
+    draft, rows_before = SharedKVSession(target, network), network.hooks.layer_rows
     single = _score_singly(draft, root, drafted)
     if network.hooks.layer_rows - rows_before != len(network.layers) * len(single):  # or they run more rows than these
         return "its layers do not run one after another"

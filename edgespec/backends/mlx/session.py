@@ -24,8 +24,9 @@ from edgespec.backends.sequence import (
     kept_tokens,
     shared_prefix,
 )
+from edgespec.cancel import check_cancelled
 from edgespec.core.peers import SOLO, Yield
-from edgespec.core.protocols import Capabilities, CheckCancelled, Draft, PrefillProgress, Session
+from edgespec.core.protocols import Capabilities, Draft, PrefillProgress, Session
 from edgespec.core.scores import Scores
 from edgespec.errors import BackendError, Cancelled, ContextOverflow
 
@@ -81,16 +82,12 @@ class MlxSession:
     peers = SOLO
 
     def __init__(
-        self,
-        open_runner: Callable[[], ModelRunner],
-        open_hooks: Callable[[], LayerHooks],
-        capabilities: Capabilities,
-        check: CheckCancelled,
+        self, open_runner: Callable[[], ModelRunner], open_hooks: Callable[[], LayerHooks], capabilities: Capabilities
     ) -> None:
         self.capabilities = capabilities
         self.tokens: list[int] = []
         self.bound: SharedKVSession | None = None
-        self._openers, self._check = (open_runner, open_hooks), check
+        self._openers = open_runner, open_hooks
         self._runner = open_runner()
         self._lag = 0
         self._checkpoints = Checkpoints[list[Any]]()
@@ -146,13 +143,16 @@ class MlxSession:
         self.bound = draft
         return self._runner
 
+    def _poll(self) -> None:
+        check_cancelled()
+
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
         self._sync()
         check_prompt(tokens, self.capabilities)
         done = reused = self._reuse(tokens)
         self._settle()
         while done < len(tokens) - 1:  # only the last token is scored
-            self._check()
+            self._poll()
             chunk = tokens[done : min(done + PREFILL_CHUNK, len(tokens) - 1)]
             self._run(chunk)
             self._append(chunk, self._runner.features)
@@ -160,7 +160,7 @@ class MlxSession:
             yield PrefillProgress(done, len(tokens), reused)
             if self._checkpoints.is_due(done):
                 self._keep_checkpoint()
-        self._check()
+        self._poll()
         rows = self._start(self._runner.run_chain, tokens[-1:])
         self._append(tokens[-1:], rows.features)
         yield PrefillProgress(len(tokens), len(tokens), reused)
@@ -173,7 +173,7 @@ class MlxSession:
         self._sync()
         check_committed(self._pending)
         check_forward(self, root, draft, is_on_device=isinstance(draft, DeviceDraft))
-        self._check()
+        self._poll()
         n = len(draft)
         can_run_ahead = run_ahead and not n and len(self.tokens) + 2 <= self.capabilities.context_size
         on_token = self._start_ahead if can_run_ahead else None
@@ -220,7 +220,7 @@ class MlxSession:
         check_ids(tokens, self.capabilities.vocab_size)
         if len(self.tokens) + len(tokens) + n - 1 > self.capabilities.context_size:
             raise ContextOverflow(f"{n} drafted tokens do not fit.", hint="Report this as a bug.")
-        self._check()
+        self._poll()
         self._drop_ahead()
         runner, before = self._runner, self._take_snapshot()
         read = self._start(runner.run_chain, [*self._lagging_tokens, *tokens], undo=before).skip(self._lag)
@@ -409,7 +409,7 @@ class MlxSession:
         """Run accepted tokens without scores, and wait. On BackendError and Cancelled the caches are as before."""
         before = self._runner.caches.take_snapshot()
         try:
-            with map_errors(), self._runner.context.build(poll=self._check):
+            with map_errors(), self._runner.context.build(poll=self._poll):
                 self._runner.run_chain(tokens)  # MLX computes only what is evaluated, so no scores
                 mx.eval(self._runner.caches.state, self._runner.features)
         except (BackendError, Cancelled):

@@ -23,8 +23,9 @@ from edgespec.backends.sequence import (
     kept_tokens,
     shared_prefix,
 )
+from edgespec.cancel import check_cancelled
 from edgespec.core.peers import SOLO, Yield
-from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session
+from edgespec.core.protocols import Draft, PrefillProgress, Session
 from edgespec.core.scores import HostScores, Scores
 from edgespec.errors import BackendError, ContextOverflow
 
@@ -41,10 +42,9 @@ class SharedKVSession:
 
     peers = SOLO
 
-    def __init__(self, target: MlxSession, network: MlxSelfDraft, check: CheckCancelled) -> None:
+    def __init__(self, target: MlxSession, network: MlxSelfDraft) -> None:
         self._target = target
         self._network = network
-        self._check = check
         self.capabilities = replace(target.capabilities, tree=False, shares_kv=True)
         self._is_closed = False
         self._tail: list[int] = []
@@ -165,7 +165,7 @@ class SharedKVSession:
 
         Leaves the caches at the target's position, also where it raises BackendError or Cancelled.
         """
-        self._check()
+        check_cancelled()
         network, base = self._network, self._target.position
         runner = self._target.bind(self)
         if not self._caches:

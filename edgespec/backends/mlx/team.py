@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.mlx.library import map_errors
-from edgespec.core.protocols import CheckCancelled
+from edgespec.cancel import check_cancelled
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest, RollbackError, reason_of
 from edgespec.machines.ranks import Ranks, take_ranks
 from edgespec.machines.wire import Follower, Leader
@@ -31,8 +31,8 @@ class Team(ABC):
         """Rank 0: have the others run this operation, which this process is about to run. Raises BackendError."""
 
     @abstractmethod
-    def watch(self, check: CheckCancelled) -> CheckCancelled:
-        """A check that raises Cancelled on all ranks at the same point; `check` is rank 0's."""
+    def poll(self) -> None:
+        """Raises Cancelled on all ranks at the same point, where rank 0's work is cancelled."""
 
     def leave(self) -> None:  # noqa: B027 - rank 0 hears of the error
         """The ranks are out of step: an operation has failed in the middle."""
@@ -53,16 +53,13 @@ class LeadingTeam(Team):
     def announce(self, do: str, **arguments: Any) -> None:
         self.leader.tell(do, **arguments)
 
-    def watch(self, check: CheckCancelled) -> CheckCancelled:
-        def watched() -> None:
-            try:
-                check()
-            except BaseException:
-                self.leader.tell("stop")
-                raise
-            self.leader.tell("go")
-
-        return watched
+    def poll(self) -> None:
+        try:
+            check_cancelled()
+        except BaseException:
+            self.leader.tell("stop")
+            raise
+        self.leader.tell("go")
 
     def leave(self) -> None:
         sleep(_LOST_S)
@@ -76,15 +73,12 @@ class FollowingTeam(Team):
         super().__init__(ranks)
         self._link = link
 
-    def watch(self, check: CheckCancelled) -> CheckCancelled:
-        def watched() -> None:
-            answer = self._link.receive()["do"]
-            if answer == "stop":
-                raise Cancelled
-            if answer != "go":
-                raise BackendError(f"{answer!a} came in the middle of an operation.", hint="Report this as a bug.")
-
-        return watched
+    def poll(self) -> None:
+        answer = self._link.receive()["do"]
+        if answer == "stop":
+            raise Cancelled
+        if answer != "go":
+            raise BackendError(f"{answer!a} came in the middle of an operation.", hint="Report this as a bug.")
 
     def share(self, x: Any) -> Any:
         return super().share(mx.depends(mx.zeros_like(x), x))  # what `x` takes is computed here too, as on rank 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.sequence import check_forward, check_prompt
 from edgespec.core.decoding import read_prompt
 from edgespec.core.peers import Yield
-from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress
+from edgespec.core.protocols import Draft, PrefillProgress
 from edgespec.core.scores import Scores
 from edgespec.errors import BackendError
 from edgespec.formats.heads import HeadSpec
@@ -39,10 +39,10 @@ class TeamModel(MlxModel):
         super().__init__(*parts, share=team.share)
         self.description = f"{description} on {team.group.size()} ranks"
 
-    def open_session(self, check: CheckCancelled = lambda: None, *, shared: bool = False) -> TeamSession:
+    def open_session(self, *, shared: bool = False) -> TeamSession:
         self._sessions += 1
         self._team.announce("open_session")
-        return TeamSession(*self._session_parts(self._team.watch(check)), self._team, self._sessions)
+        return TeamSession(*self._session_parts(), self._team, self._sessions)
 
     def make_self_draft(self, spec: SelfDraftSpec, **arguments: Any) -> Any:
         """Raises Unsupported."""
@@ -102,6 +102,9 @@ class TeamSession(MlxSession):
         with self.mirror("forward", root=int(root), tokens=draft.tokens.tolist(), parents=draft.parents.tolist()):
             return super().forward(root, draft)
 
+    def _poll(self) -> None:
+        self._team.poll()
+
     def save_state(self, limit: int) -> None:
         """Each rank has a part of the cache, and keeps none."""
 
@@ -148,9 +151,7 @@ class TeamSession(MlxSession):
         return token
 
 
-def load_part(
-    path: Path, options: LoadOptions, team: Team, *, progress: Callable[[float], None], check: CheckCancelled
-) -> tuple[ModelParts, str]:
+def load_part(path: Path, options: LoadOptions, team: Team) -> tuple[ModelParts, str]:
     """Read this rank's part of the weights, and no more; with the description of the whole model.
 
     Raises InvalidRequest for a model that cannot be split, InvalidModelFile, BackendError, Cancelled.
@@ -158,5 +159,5 @@ def load_part(
     parts = open_parts(path, options)
     description = describe(parts.model)
     split(parts.model, team.group)
-    read_weights(parts.model, progress, check)
+    read_weights(parts.model)
     return parts, description

@@ -34,9 +34,10 @@ from edgespec.client.stream import Stream
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import EdgespecError, NotReady
-from edgespec.models.load_config import LoadConfig, Reporter
+from edgespec.models.load_config import LoadConfig
 from edgespec.models.references import LocalPath, parse_reference, shorten_names
 from edgespec.models.registry import SamplingDefaults
+from edgespec.progress import Reporter
 
 _BEAT_S = 0.2  # between two looks at what is waited for
 _MAX_PATHS = 20  # of models that were opened by path

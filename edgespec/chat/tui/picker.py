@@ -21,11 +21,11 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Input, Static
 
 from edgespec.backends import FileBackend, prefers_mlx
+from edgespec.cancel import iterate
 from edgespec.chat import SearchHit, Store
 from edgespec.chat.tui.progress import describe_error
 from edgespec.chat.tui.settings import read_setting
 from edgespec.client.client import EngineClient
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled, EdgespecError, UnknownModel
 from edgespec.machines.memory import host_memory
 from edgespec.models.catalogue import Candidate, Catalogue, Query, format_download, format_drafted, format_plain
@@ -63,9 +63,7 @@ class Row:
         return self.cells[-1]
 
 
-def list_rows(
-    client: EngineClient, check: CheckCancelled, *, is_idle: bool, text: str = ""
-) -> Iterator[tuple[list[Row], str]]:
+def list_rows(client: EngineClient, *, is_idle: bool, text: str = "") -> Iterator[tuple[list[Row], str]]:
     """Rows with what to say of them: first of the registry alone, then with the sizes and headers at the hub.
     Recommendations come in their order, then other downloads, models that were opened by path, and other programs'.
 
@@ -76,15 +74,15 @@ def list_rows(
     memory = host_memory(client.devices().result())
     registry, hub = load_registry(), Hub.from_environment()
     if text:
-        found = Catalogue(registry, hub, backend, memory, check).recommend(Query(text), measure=False)
+        found = Catalogue(registry, hub, backend, memory).recommend(Query(text), measure=False)
         rows = [_from_recommendation(each) for each in found.models if each.origin == "hub"]
         yield rows, found.notices[0] if found.notices else f"Found at the hub: {len(rows)}."
         return
     opened = [Path(line) for line in read_setting("paths").splitlines()]
-    local = Catalogue(registry, hub, backend, memory, check).list_local(opened)
+    local = Catalogue(registry, hub, backend, memory).list_local(opened)
     others = [_from_local(each) for each in local if each.origin != "alias"]
     for each, measure in ((replace(hub, offline=True), False), (hub, is_idle)):
-        found = Catalogue(registry, each, backend, memory, check).recommend(Query(), measure=measure)
+        found = Catalogue(registry, each, backend, memory).recommend(Query(), measure=measure)
         notice = found.notices[0] if hub.offline and found.notices else ""
         yield [*(_from_recommendation(model) for model in found.models), *others], notice
 
@@ -225,7 +223,7 @@ class Picker(FilterList[Pick]):
     @work
     async def _list(self, text: str) -> None:
         """Show rows as they are found, at the hub where there is a `text` to search."""
-        found = list_rows(self._client, self._check, is_idle=self._is_idle, text=text)
+        found = iterate(list_rows(self._client, is_idle=self._is_idle, text=text), self._check)
         try:
             while (listed := await asyncio.to_thread(next, found, None)) is not None:
                 rows, self._notice = listed

@@ -15,6 +15,7 @@ from textual.message import Message
 from textual.widgets import Static
 from textual.worker import get_current_worker
 
+from edgespec.cancel import cancellable
 from edgespec.chat.tui.panel import draw_bar
 from edgespec.chat.tui.transcript import Answer
 from edgespec.client.stream import Stream
@@ -27,6 +28,7 @@ from edgespec.models.hub import Hub
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import fetch_all
 from edgespec.models.registry import load_registry
+from edgespec.progress import reporting
 from edgespec.units import gib
 
 
@@ -133,7 +135,7 @@ def describe_wait(activity: Activity, elapsed_s: float) -> tuple[str | None, flo
 
 
 class TuiReporter:
-    """A planner.load_config.Reporter that shows progress in a line of the screen; safe to call from any thread.
+    """A Reporter that shows progress in a line of the screen; safe to call from any thread.
 
     It keeps the notices.
     """
@@ -193,7 +195,8 @@ class Downloads(Progress):
                 raise Cancelled
 
         try:
-            fetch_all(request, load_registry(), Hub.from_environment(), reporter, check)
+            with cancellable(check), reporting(reporter):
+                fetch_all(request, load_registry(), Hub.from_environment())
         except Cancelled:
             self.post_message(Toast(f"the download of {request.model} is stopped. Opening it again resumes it."))
         except Exception as error:  # noqa: BLE001 - an internal error must not end the conversation

@@ -15,7 +15,7 @@ from edgespec.backends.llamacpp.heads.mtp import prepare_assistant, prepare_mtp
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.core.drafter import BlockSession, DraftSession
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import Session
 from edgespec.formats.heads import HeadKind, HeadSpec
 
 
@@ -27,19 +27,14 @@ class LlamaHead(AttachedHead):
         super().__init__(spec.kind, target.tokenizer, 0 if weights is target else weights.path.stat().st_size)
         self._spec, self._weights, self._open_context = spec, weights, open_context
 
-    def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
+    def open_session(self, target: Session) -> DraftSession | BlockSession:
         assert isinstance(target, LlamaSession)
         sequence = {"sequence": target.sequence} if self.shares_kv else {}
         more_cells = self._spec.block_size if self._spec.block_size > 1 else 0
         features = target.tap(self._spec.layers or ())
         try:
             context = self._weights.open_beside(
-                target,
-                self._open_context,
-                is_mtp=self._spec.kind in _MTP_KINDS,
-                more_cells=more_cells,
-                check=check,
-                **sequence,
+                target, self._open_context, is_mtp=self._spec.kind in _MTP_KINDS, more_cells=more_cells, **sequence
             )
         except BaseException:
             target.untap()
@@ -63,13 +58,7 @@ _KINDS: dict[HeadKind, Callable[[LlamaModel, Path, HeadSpec], OpenContext]] = {
 """Check a head's file, and return how it is opened. Raise Unsupported, InvalidModelFile."""
 
 
-def open_head(
-    target: LlamaModel,
-    path: Path,
-    spec: HeadSpec,
-    progress: Callable[[float], None] = lambda fraction: None,
-    check: CheckCancelled = lambda: None,
-) -> LlamaHead:
+def open_head(target: LlamaModel, path: Path, spec: HeadSpec) -> LlamaHead:
     """Load the head in a GGUF file, perhaps the target's, which `spec` describes, for `target`.
 
     Raises Unsupported for a head that llama.cpp cannot run on this target, InvalidModelFile, Cancelled.
@@ -81,7 +70,7 @@ def open_head(
     open_context, weights = _KINDS[spec.kind](target, path, spec), target
     if not spec.in_target:
         options = replace(target.options.alone, mtp=spec.kind in _MTP_KINDS)
-        weights = load(path, options, progress=progress, check=check, sees_gpus=not target.options.on_host)
+        weights = load(path, options, sees_gpus=not target.options.on_host)
         if weights.tokenizer.vocab_size != target.tokenizer.vocab_size:
             weights.close()
             raise Unsupported(f"{path.name} has another vocabulary than the model.", hint=OTHER_HEAD)

@@ -15,10 +15,10 @@ from edgespec.backends.llamacpp.functions import find_function
 from edgespec.backends.llamacpp.hidden_states import Floats, float_rows
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.native_context import NativeContext
-from edgespec.backends.llamacpp.scores import SequenceSlot
+from edgespec.cancel import is_cancelled
 from edgespec.core.arrays import Logits
 from edgespec.core.drafter import MAX_TREE
-from edgespec.core.protocols import CheckCancelled, Draft
+from edgespec.core.protocols import Draft
 from edgespec.core.truncate import non_finite_error
 from edgespec.errors import RollbackError
 
@@ -28,23 +28,14 @@ _ROPE_SECTIONS = 4  # positions of a row of states where the rotary embedding ha
 
 
 class DraftContext(HeadRunner):
-    """What the heads' contexts share: calls of at most MAX_ROWS rows, which are cancelled as `check` says."""
+    """What the heads' contexts share: calls of at most MAX_ROWS rows, which can be cancelled."""
 
     def __init__(
-        self,
-        lib: Library,
-        model: Any,
-        params: Any,
-        *,
-        vocab_size: int,
-        check: CheckCancelled,
-        sequence: int = 0,
-        n_branches: int = 1,
+        self, lib: Library, model: Any, params: Any, *, vocab_size: int, sequence: int = 0, n_branches: int = 1
     ) -> None:
         """`params` have the sizes and types of the cache, `n_branches` is the most leaves of a tree. Raises
         BackendError.
         """
-        slot = SequenceSlot(sequence, check)
         self._api = lib.api
         self._sequence = sequence
         self._native = NativeContext(
@@ -54,7 +45,7 @@ class DraftContext(HeadRunner):
             vocab_size,
             max_outputs=MAX_ROWS,
             sequences=sequence + n_branches,
-            is_cancelled=lambda: slot.is_cancelled,
+            is_cancelled=is_cancelled,
             max_tokens=MAX_ROWS,
         )
 

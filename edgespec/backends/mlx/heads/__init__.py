@@ -21,7 +21,7 @@ from edgespec.backends.mlx.heads.weights import read_arrays
 from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.core.drafter import BlockSession, DraftSession
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import Session
 from edgespec.formats.heads import HeadKind, HeadSpec
 from edgespec.text.tokenizer import Tokenizer
 
@@ -81,10 +81,10 @@ class MlxHead(AttachedHead):
         network.short = ShortVocabulary(short, np.isin(np.arange(vocabulary.vocab_size), ids), saved)
         self.extra_bytes += short.nbytes
 
-    def open_session(self, target: Session, check: CheckCancelled) -> DraftSession | BlockSession:
+    def open_session(self, target: Session) -> DraftSession | BlockSession:
         """Opens a session. Raises ValueError where `target` holds tokens."""
         assert isinstance(target, MlxSession)
-        return self.opener(NetworkRunner(self.network, target, check), target, target.tap(self.network.layers))
+        return self.opener(NetworkRunner(self.network, target), target, target.tap(self.network.layers))
 
     def close(self) -> None:
         del self.network

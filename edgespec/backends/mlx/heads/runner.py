@@ -19,8 +19,9 @@ from edgespec.backends.mlx.heads.weights import HeadWeights
 from edgespec.backends.mlx.library import map_errors, read
 from edgespec.backends.mlx.scores import greedy_chain
 from edgespec.backends.mlx.session import MlxSession
+from edgespec.cancel import check_cancelled
 from edgespec.core.arrays import Logits
-from edgespec.core.protocols import CheckCancelled, Draft
+from edgespec.core.protocols import Draft
 from edgespec.core.scores import Scores
 
 _CHUNK = 512  # rows that are read in one forward
@@ -113,12 +114,11 @@ class NetworkRunner(HeadRunner):
 
     is_async = True
 
-    def __init__(self, network: HeadNetwork, target: MlxSession, check: CheckCancelled) -> None:
+    def __init__(self, network: HeadNetwork, target: MlxSession) -> None:
         self.reads_pairs, self.has_cache, self.max_drafts = network.reads_pairs, network.depth > 0, network.n_drafts
         self.takes_trees = network.takes_trees
         self._network = self._scorer = network
         self._target = target
-        self._check = check
         self._first = 0  # position of the first row
         self._caches: Any = None
         self._output: Any = None  # of the last token
@@ -133,7 +133,7 @@ class NetworkRunner(HeadRunner):
             cache.rewind(position - self._first)
 
     def read(self, text: Sequence[int], first: int, features: Features[Any]) -> int:
-        self._check()
+        check_cancelled()
         end = min(first + _CHUNK, len(text) - 1)
         with map_errors():
             states = self._network.fuse(features.take(first, end))
