@@ -20,9 +20,10 @@ from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.protocols import Session, Step
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
+from edgespec.engine.loaded_drafter import LoadedDrafter
+from edgespec.models.drafts import DrafterPlan
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TARGET = REPOSITORY / "edgespec" / "assets" / "python-6m" / "target.gguf"
@@ -45,13 +46,16 @@ def load_pair(backend: BackendName, target: Path, draft: Path, options: LoadOpti
 def list_drafters(names: Sequence[str]) -> list[LoadedDrafter]:
     """The drafters of `names` that need nothing to be loaded."""
     specs = drafter_specs()
-    return [LoadedDrafter(specs[name], name) for name in names if specs[name].needs in ("nothing", "memory")]
+    return [LoadedDrafter(DrafterPlan(specs[name])) for name in names if specs[name].needs in ("nothing", "memory")]
 
 
 def list_loaded(**sources: Model | AttachedDraft | AttachedHead) -> list[LoadedDrafter]:
     """Lookups, and a drafter for each of `sources`, by its name in the registry."""
     specs = drafter_specs()
-    return [*list_drafters(["ngram"]), *(LoadedDrafter(specs[name], name, each) for name, each in sources.items())]
+    return [
+        *list_drafters(["ngram"]),
+        *(LoadedDrafter(DrafterPlan(specs[name]), each) for name, each in sources.items()),
+    ]
 
 
 def generate(engine: Engine, speculation: Speculation, request: Request) -> Finished:

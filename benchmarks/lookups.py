@@ -44,11 +44,12 @@ from edgespec.bench.prompt_sets import CATEGORIES, read_prompts, take_per_catego
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Prompt, Request
+from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.formats.head_file import read_head
 from edgespec.memory.memory import Memory
+from edgespec.models.drafts import DrafterPlan
 from edgespec.text.chat_template import Message
 
 ARMS = ("ngram", "recycling", "ngram+recycling")
@@ -161,7 +162,7 @@ def load_drafters(source: Model | AttachedHead | None, names: Sequence[str]) -> 
     """All that the arms `names` ask for; `source` is the draft model or head."""
     asked = dict.fromkeys(word for name in names for word in name.partition(":")[0].split("+"))
     name = name_draft(source)
-    trained = [] if source is None else [LoadedDrafter(drafter_specs()[name], name, source)]
+    trained = [] if source is None else [LoadedDrafter(DrafterPlan(drafter_specs()[name]), source)]
     return [*list_drafters([each for each in asked if each != name]), *trained]
 
 

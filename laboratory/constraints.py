@@ -34,9 +34,9 @@ from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
+from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.engine.structured_output import (
     Structure,
     arguments_part,
@@ -48,6 +48,7 @@ from edgespec.engine.structured_output import (
     regex_structure,
 )
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.models.drafts import DrafterPlan
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 from edgespec.text.tool_calls import load_json
@@ -222,7 +223,7 @@ def open_engine(vocabulary: Path, runtime: Runtime) -> Iterator[Engine]:
         (write_gguf if runtime == "llamacpp" else write_mlx)(vocabulary, path, TEMPLATE)
         target, draft = (open_model(runtime, path, options) for _ in range(2))
         specs = drafter_specs()
-        drafters = [LoadedDrafter(specs["ngram"], "ngram", None), LoadedDrafter(specs["model"], "model", draft)]
+        drafters = [LoadedDrafter(DrafterPlan(specs["ngram"])), LoadedDrafter(DrafterPlan(specs["model"]), draft)]
         engine = Engine(target, drafters, Speculation())
         try:
             yield engine

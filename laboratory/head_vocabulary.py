@@ -38,10 +38,11 @@ from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Draft
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
+from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.formats.head_file import read_head
+from edgespec.models.drafts import DrafterPlan
 from edgespec.text.tokenizer import Tokenizer
 from laboratory.embedding.shapes import SHAPES, Shape
 
@@ -175,7 +176,7 @@ def measure_acceptance(folder: Path, kept: int, texts: list[str], tokens: int) -
     assert spec is not None
     head = model.load_head(spec, folder)
     assert isinstance(head, MlxHead)
-    engine = Engine(model, [LoadedDrafter(drafter_specs()[head.name], head.name, head)], PLAIN)
+    engine = Engine(model, [LoadedDrafter(DrafterPlan(drafter_specs()[head.name]), head)], PLAIN)
     ids = choose_frequent(model.tokenizer, kept)
     is_kept = np.isin(np.arange(model.tokenizer.vocab_size), ids)
     network = head.network

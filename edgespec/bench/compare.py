@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.store import current_setting
@@ -18,12 +19,14 @@ from edgespec.drafters import SELF
 from edgespec.engine.draft_eval import DraftEval, Evaluator, Passage
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Prompt, Request
+from edgespec.engine.load_drafter import load_drafter, load_weights
 from edgespec.engine.open import Loader
 from edgespec.engine.selfdraft_cache import Choice, SelfDraftCache
 from edgespec.engine.selfdraft_search import SelfDraftSearch, all_methods
 from edgespec.errors import ContextOverflow, DraftRefused, EdgespecError, InvalidRequest, UnknownModel
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan
+from edgespec.models.resolve import fetch_source
 from edgespec.models.tokenizer_compat import find_tokenizer_mismatch
 
 
@@ -38,7 +41,7 @@ def search_self_draft(
         rival = None
         for drafter in planned.drafters:
             if drafter.spec.name == "model" and drafter.model is not None:
-                rival = loader.load_weights(loader.fetch(drafter.model.source), planned.alone)
+                rival = load_weights(fetch_source(drafter.model.source, loader.hub), planned.alone)
                 undo.callback(rival.close)
         cache = SelfDraftCache(path, planned.name)
         search = SelfDraftSearch(target, cache.folder, seconds)
@@ -147,10 +150,11 @@ def _open_draft(
     Raises EdgespecError, Cancelled.
     """
     (drafter,) = asked.drafters
-    found = loader.fetch(drafter.model.source) if drafter.model is not None else None
+    found = fetch_source(drafter.model.source, loader.hub) if drafter.model is not None else None
     with ExitStack() as undo:
-        source = loader.load_source(target, path, drafter, found, planned)
-        undo.callback(source.close)
+        loaded = load_drafter(drafter, found, target, path, planned)
+        undo.callback(loaded.close)
+        source: Any = loaded.source
         if isinstance(source, AttachedDraft):
             opened, size = source.open_session(session), source.extra_bytes
         elif reason := find_tokenizer_mismatch(target.tokenizer, source.tokenizer):

@@ -20,10 +20,11 @@ from edgespec.client.stream import Stream
 from edgespec.client.worker import Work, Worker
 from edgespec.core.peers import Yield
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request, SlotState
-from edgespec.engine.loaded_model import LoadedModel, search_when_idle
+from edgespec.engine.loaded_model import LoadedModel
 from edgespec.engine.model_info import ModelInfo
 from edgespec.engine.open import Loader
 from edgespec.engine.prompts import Embedding, embed
+from edgespec.engine.selfdraft_choice import search_when_idle
 from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.machines.memory import DeviceMemory
 from edgespec.models.load_config import LoadConfig

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -12,47 +10,12 @@ from edgespec.autopilot.adaptive import Adaptive
 from edgespec.autopilot.fixed import FixedLength
 from edgespec.autopilot.speculation import DRAWN_RULES, Rule, Speculation
 from edgespec.autopilot.stats import DraftStats
-from edgespec.backends import Model
-from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.core.drafter import Drafter, TokenDraw
 from edgespec.core.protocols import Budget, Session, Verifier
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler
 from edgespec.core.verify import BlockVerification, SampleMatching, TargetDistribution, TokenRejection
-from edgespec.drafters import DrafterSpec, SlotMemory, SlotResources
 from edgespec.drafters.candidates import RequestDraw
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedDrafter:
-    """A drafter of an engine, with what was loaded for it.
-
-    label       what the user calls it: a model's name, a self-draft's layers
-    source      None where it needs none
-    mask_token  of a PARD model
-    """
-
-    spec: DrafterSpec
-    label: str
-    source: Model | AttachedDraft | AttachedHead | None = None
-    mask_token: int | None = None
-
-    def open(self, target: Session, vocab_size: int, memory: SlotMemory) -> Drafter:
-        """The drafter of one slot, whose target session is `target`. Raises EdgespecError, ValueError."""
-        made: dict[str, Any] = {}  # what the source opens for this slot
-        if isinstance(self.source, AttachedHead):
-            target.rewind(0)  # it needs the hidden states of the whole text
-            made["head"] = self.source.open_session(target)
-        elif isinstance(self.source, AttachedDraft):
-            made["session"] = self.source.open_session(target)
-        elif self.source is not None:
-            made["session"] = self.source.open_session()
-        try:
-            return self.spec.open(SlotResources(target, vocab_size, mask_token=self.mask_token, memory=memory, **made))
-        except BaseException:
-            for each in made.values():
-                each.close()
-            raise
 
 
 def make_verifier(rule: Rule, distribution: TargetDistribution, seed: int) -> Verifier:

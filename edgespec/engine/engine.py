@@ -27,16 +27,11 @@ from edgespec.cancel import check_cancelled
 from edgespec.core.peers import YIELD, Yield
 from edgespec.core.protocols import Controller, Verifier
 from edgespec.core.sampling import Sampler
-from edgespec.engine.drafting import (
-    LoadedDrafter,
-    make_adaptive_controller,
-    make_draw,
-    make_fixed_controller,
-    make_verifier,
-)
+from edgespec.engine.drafting import make_adaptive_controller, make_draw, make_fixed_controller, make_verifier
 from edgespec.engine.events import AnswerStart, Event, Notice, PrefixLoss, Prompt, Request, SlotState
 from edgespec.engine.generation import Generation, time_rows
 from edgespec.engine.grammar import GrammarCompiler, compile_constraint, constrain, list_unenforced
+from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.slots import DrafterPool, Slot, SlotPool, open_space, restore_prefix, store_prefix, store_text
 from edgespec.errors import BackendError, Cancelled, InvalidRequest

@@ -14,8 +14,8 @@ from edgespec.backends.sequence import cheap_prefill, shared_prefix
 from edgespec.core.drafter import Confidence, Drafter
 from edgespec.core.protocols import Session, Storable
 from edgespec.drafters import SlotMemory
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.events import MemoryUse, PrefixLoss, SlotState
+from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.engine.prefixes import LEAST_LOSS, EarlierText
 from edgespec.errors import STOPS, BackendError, DraftRefused, reason_of
 from edgespec.memory.memory import Memory
@@ -298,8 +298,7 @@ class DrafterPool:
     def close(self) -> None:
         """Free what was loaded, after the slots."""
         for each in self.loaded.values():
-            if each.source is not None:
-                each.source.close()
+            each.close()
         self.loaded = {}
 
     def _warn_once(self, name: str, text: str) -> None:

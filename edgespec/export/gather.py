@@ -14,7 +14,8 @@ from edgespec.export.paired import list_paired, require_pair
 from edgespec.export.plan import Draft, ExportPlan, Weights
 from edgespec.export.weights import describe_weights
 from edgespec.formats.heads import HeadSpec
-from edgespec.models.draft_words import AUTO, PlannedDrafter
+from edgespec.models.draft_words import AUTO
+from edgespec.models.drafts import DrafterPlan
 from edgespec.models.hub import Hub
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan, plan
@@ -79,7 +80,7 @@ def _count_block(head: HeadSpec | None) -> int | None:
     return head.block_size if head.predicts_at_root else head.block_size - 1
 
 
-def _read_weights(drafter: PlannedDrafter, given: str | None, registry: Registry, hub: Hub) -> Weights | None:
+def _read_weights(drafter: DrafterPlan, given: str | None, registry: Registry, hub: Hub) -> Weights | None:
     model = drafter.model
     if model is None or drafter.is_in_target:
         return None

@@ -16,12 +16,10 @@ from edgespec.progress import notice
 
 if TYPE_CHECKING:
     pass
-from edgespec.models.draft_words import Adaptation, PlannedDrafter, PlannedModel
+from edgespec.models.drafts import Adaptation, DrafterPlan, PlannedModel
 
 
-def use_adapted(
-    drafters: Iterable[PlannedDrafter], target: PlannedModel, folder: Path, hub: Hub
-) -> list[PlannedDrafter]:
+def use_adapted(drafters: Iterable[DrafterPlan], target: PlannedModel, folder: Path, hub: Hub) -> list[DrafterPlan]:
     """`drafters` with the versions in use of their models, which lie in `folder`; the user is told of unusable ones.
 
     A model that is not downloaded has no versions. Raises CacheError for models that cannot be read.
@@ -39,7 +37,7 @@ def use_adapted(
     return found
 
 
-def watch(drafter: PlannedDrafter, target: Path | None, draft: Path | None, folder: Path | None) -> PlannedDrafter:
+def watch(drafter: DrafterPlan, target: Path | None, draft: Path | None, folder: Path | None) -> DrafterPlan:
     """`drafter`, whose model is at `draft`, with its versions in `folder` for the target at `target`.
 
     The same where a path is None, or the model is in the target's file, or it is watched already. Raises CacheError for
@@ -51,19 +49,19 @@ def watch(drafter: PlannedDrafter, target: Path | None, draft: Path | None, fold
     return replace(drafter, adaptation=Adaptation(pair, read_active(pair)))
 
 
-def is_outdated(drafter: PlannedDrafter) -> bool:
+def is_outdated(drafter: DrafterPlan) -> bool:
     """Tells whether another version is in use since the drafter was last looked at."""
     known = drafter.adaptation
     return known is not None and read_active(known.pair) != known.active
 
 
-def mark_seen(drafter: PlannedDrafter) -> PlannedDrafter:
+def mark_seen(drafter: DrafterPlan) -> DrafterPlan:
     """`drafter` as it is, which is not outdated until another version is in use than now."""
     known = drafter.adaptation
     return replace(drafter, adaptation=replace(known, active=read_active(known.pair))) if known else drafter
 
 
-def _use_version(drafter: PlannedDrafter, hub: Hub) -> PlannedDrafter:
+def _use_version(drafter: DrafterPlan, hub: Hub) -> DrafterPlan:
     """`drafter` with the version of its model that is in use. Raises InvalidModelFile for a damaged or missing one."""
     known = drafter.adaptation
     version = known.pair.active() if known is not None else None

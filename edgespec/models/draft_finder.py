@@ -45,7 +45,8 @@ from edgespec.progress import notice
 if TYPE_CHECKING:
     from edgespec.models.load_config import LoadConfig
 from edgespec.models.adapted import read_active
-from edgespec.models.draft_words import Adaptation, PlannedDrafter, PlannedModel, naming_drafters
+from edgespec.models.draft_words import naming_drafters
+from edgespec.models.drafts import Adaptation, DrafterPlan, PlannedModel
 
 MAX_LOOKS = 32  # files or folders whose first bytes are read
 
@@ -78,7 +79,7 @@ class DraftFinder:
     registry: Registry
     hub: Hub
 
-    def find_all(self) -> list[PlannedDrafter]:
+    def find_all(self) -> list[DrafterPlan]:
         """All that are available: those that need nothing, the models that the registry pairs with the target, a head.
 
         The user is told what was left out.
@@ -89,7 +90,7 @@ class DraftFinder:
             is_there = {"nothing": True, "memory": has_memory, "model": self._paired(spec) is not None}
             if spec.in_auto and is_there.get(spec.needs):
                 try:
-                    found.append(self.find(PlannedDrafter(spec)))
+                    found.append(self.find(DrafterPlan(spec)))
                 except EdgespecError as refusal:
                     notice(f"Drafting without {self._paired(spec)}: {refusal.message}")
         try:
@@ -100,7 +101,7 @@ class DraftFinder:
             found += [head] if head is not None else []
         return found
 
-    def find(self, term: PlannedDrafter) -> PlannedDrafter:
+    def find(self, term: DrafterPlan) -> DrafterPlan:
         """One that the user named. Raises DraftRefused, InvalidRequest."""
         spec = term.spec
         if spec.needs == "memory" and self.request.memory is None:
@@ -129,7 +130,7 @@ class DraftFinder:
         """The model that the registry names for `spec` and this target."""
         return {"pard": self.pair.models.pard, "model": self.pair.models.draft}.get(spec.name)
 
-    def _find_model(self, spec: DrafterSpec, reference: Reference) -> PlannedDrafter:
+    def _find_model(self, spec: DrafterSpec, reference: Reference) -> DrafterPlan:
         """Raises DraftRefused for a model or head that cannot draft for the target."""
         if isinstance(reference, Alias):
             reference = choose_pair(self.registry.get(reference.name), self.backend).target
@@ -155,9 +156,9 @@ class DraftFinder:
                 f"{reference} names no mask token, so it is not known to be a PARD model.",
                 hint="Set pard and pard_token for the target in models.toml.",
             )
-        return PlannedDrafter(spec, model=PlannedModel(reference, source, facts), mask_token=token, head=head)
+        return DrafterPlan(spec, model=PlannedModel(reference, source, facts), mask_token=token, head=head)
 
-    def _find_named_head(self, spec: DrafterSpec) -> PlannedDrafter:
+    def _find_named_head(self, spec: DrafterSpec) -> DrafterPlan:
         head = replace(self, request=replace(self.request, fetch_heads=True))._find_head(spec)
         if head is None:
             raise DraftRefused(
@@ -166,7 +167,7 @@ class DraftFinder:
             )
         return replace(head, found="")
 
-    def _find_head(self, spec: DrafterSpec | None) -> PlannedDrafter | None:
+    def _find_head(self, spec: DrafterSpec | None) -> DrafterPlan | None:
         """The first head that fits, which is one for `spec` if given.
 
         None where there is no head. Raises DraftRefused with the reasons where none of those that are there fits.
@@ -190,7 +191,7 @@ class DraftFinder:
             raise DraftRefused(f"{reasons}.", hint=refusals[0].hint)
         return None
 
-    def _list_heads(self, spec: DrafterSpec | None) -> Iterator[tuple[str, Callable[[], PlannedDrafter]]]:
+    def _list_heads(self, spec: DrafterSpec | None) -> Iterator[tuple[str, Callable[[], DrafterPlan]]]:
         """(where it is, what reads it) of the heads that are there, the best known first.
 
         Reading one raises EdgespecError where it does not fit, or is not to be downloaded.
@@ -215,18 +216,18 @@ class DraftFinder:
         pair = AdaptedDrafts(folder).new_head(target, self.backend) if folder and target else None
         return pair if pair is not None and read_active(pair) != BASE else None
 
-    def _read_trained_head(self, pair: AdaptedPair) -> PlannedDrafter:
+    def _read_trained_head(self, pair: AdaptedPair) -> DrafterPlan:
         """Raises InvalidModelFile for a damaged or missing version."""
         version = pair.active()
         assert version is not None
         found = self._find_model(drafter_of("eagle3"), LocalPath(version.path))
         return replace(found, adaptation=Adaptation(pair, version.card.version, version.card))
 
-    def _read_own_head(self, head: HeadSpec) -> PlannedDrafter:
+    def _read_own_head(self, head: HeadSpec) -> DrafterPlan:
         check_kind(self.backend, "the head in the target's file", head.kind)
-        return PlannedDrafter(drafter_of(head.kind), model=self.target, head=head)
+        return DrafterPlan(drafter_of(head.kind), model=self.target, head=head)
 
-    def _read_paired_head(self, reference: Reference, kind: HeadKind) -> PlannedDrafter:
+    def _read_paired_head(self, reference: Reference, kind: HeadKind) -> DrafterPlan:
         check_kind(self.backend, str(reference), kind)
         if not self.request.fetch_heads and not is_here(reference, self.hub):
             pull = f"`edgespec pull {self.pair.name}`"

@@ -5,92 +5,22 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from edgespec.backends.attached_draft import SelfDraftSpec, parse
+from edgespec.backends.attached_draft import parse
 from edgespec.drafters import SELF, DrafterSpec, drafter_specs, find_spec
 from edgespec.errors import InvalidRequest, UnknownModel
-from edgespec.formats.head_file import ModelMetadata
-from edgespec.formats.heads import HeadSpec
-from edgespec.models.references import Reference
-from edgespec.models.resolve import Source
-from edgespec.models.versions import BASE, NO_BASE, AdaptedPair, Card
 
 if TYPE_CHECKING:
     pass
-
+from edgespec.models.drafts import DrafterPlan
 
 AUTO, NONE = "auto", "none"
 _OPTIONS = {"layerskip": "[:K]", "qspec": "[:BITS]", "sparse": "[:SINK,WINDOW]"}
 _SHORT_FORM = "skip"  # accepted, but not listed
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedDrafter:
-    """A drafter before anything is loaded for it.
-
-    reference   of the model that the user has named
-    self_draft  how the target drafts for itself
-    model       its draft model or trained head; for a head in the target's own file the target
-    mask_token  of a PARD model
-    head        what the file of `model` says, where that is a trained head
-    found       of a head that 'auto' has found: a sentence for the user once it is loaded, or shown in a plan
-    adaptation  the versions of `model` that were adapted to the user; None where it lies in the target or is not here
-    """
-
-    spec: DrafterSpec
-    reference: str | None = None
-    self_draft: SelfDraftSpec | None = None
-    model: PlannedModel | None = None
-    mask_token: int | None = None
-    head: HeadSpec | None = None
-    found: str = ""
-    adaptation: Adaptation | None = None
-
-    @property
-    def label(self) -> str:
-        """What the user calls it."""
-        named: object = None if self.is_in_target or self.model is None else self.model.reference
-        version = f" (version {self.card.version})" if self.card is not None else ""
-        if self.card is not None and self.card.base == NO_BASE:  # its file has no name that the user knows
-            named = f"{self.spec.name} head"
-        return f"{named or self.self_draft or self.spec.name}{version}"
-
-    @property
-    def card(self) -> Card | None:
-        """Describes the adapted version that is used; None for the draft itself."""
-        return self.adaptation.card if self.adaptation is not None else None
-
-    @property
-    def is_in_target(self) -> bool:
-        """Tells whether it is a head in the target's own file."""
-        return self.head is not None and self.head.in_target
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedModel:
-    """A draft model before it is loaded."""
-
-    reference: Reference
-    source: Source
-    metadata: ModelMetadata
-
-
-@dataclass(frozen=True, slots=True)
-class Adaptation:
-    """The versions of a draft that were adapted to the user.
-
-    active  the number of the version that was to be used when it was last looked at; None where that was not known
-    card    of the version that is used; None for the draft itself
-    """
-
-    pair: AdaptedPair
-    active: int | None = BASE
-    card: Card | None = None
-
-
-def parse_draft(text: str) -> list[PlannedDrafter]:
+def parse_draft(text: str) -> list[DrafterPlan]:
     """The drafters that `text` names, joined by '+': 'ngram+model', 'ngram+./draft.gguf', 'layerskip:4+qspec'.
 
     Methods of self-drafting together make one drafter. Whatever names no drafter is a reference to a draft model. Not
@@ -100,18 +30,18 @@ def parse_draft(text: str) -> list[PlannedDrafter]:
         return []
     parts = _split(text)
     methods = [part for part in parts if _find_name(part) == SELF]
-    terms: dict[str, PlannedDrafter] = {}
+    terms: dict[str, DrafterPlan] = {}
     for part in parts:
         word, colon, rest = part.partition(":")
         spec = find_spec(word)
         if spec is None:
-            term = PlannedDrafter(drafter_specs()["model"], part)
+            term = DrafterPlan(drafter_specs()["model"], part)
         elif spec.name == SELF:
-            term = PlannedDrafter(spec, self_draft=parse("+".join(methods)))
+            term = DrafterPlan(spec, self_draft=parse("+".join(methods)))
         elif colon and spec.needs not in ("model", "head"):
             raise InvalidRequest(f"the drafter '{word}' takes no options.", hint=f"Write {word} alone.")
         else:
-            term = PlannedDrafter(spec, rest if colon else None)
+            term = DrafterPlan(spec, rest if colon else None)
         key = word if term.spec.name == SELF else term.spec.name
         if key in terms:
             raise InvalidRequest(f"the draft '{text}' names '{key}' twice.", hint="Name it once.")

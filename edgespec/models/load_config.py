@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edgespec.autopilot.speculation import Rule
+from edgespec.autopilot.speculation import Rule, Speculation
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
+from edgespec.drafters import DrafterSpec
 from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 
 
@@ -45,10 +47,10 @@ class LoadConfig:
 
     model       a reference, or None for the registry's default
     backend     None: the best for this machine
-    draft       'auto' (all drafters that are available), 'none', or drafters as draft_finder.parse_draft takes them
+    draft       'auto' (all drafters that are available), 'none', or drafters as draft_words.parse_draft takes them
     draft_max   maximum draft depth; None: the autopilot decides
     draft_tree  maximum draft tokens in all; None: as many as draft_max, a chain
-    acceptance  the acceptance rule, see engine.drafting.Speculation
+    acceptance  the acceptance rule, see Speculation
     is_paused   nothing is drafted until `/spec on`
     max_bytes   that the process of the model may take; None: what is free
     force       load even if it does not fit in memory
@@ -72,3 +74,8 @@ class LoadConfig:
     memory: MemoryOptions | None = None
     adapted: Path | None = None
     learn: LearnOptions | None = None
+
+    def speculate(self, drafters: Iterable[DrafterSpec]) -> Speculation:
+        """How to draft with `drafters`. Raises InvalidRequest for options that do not go together."""
+        names = tuple(each.name for each in drafters)
+        return Speculation(names, self.draft_max if names else 0, self.draft_tree, self.acceptance)

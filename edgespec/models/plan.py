@@ -15,7 +15,8 @@ from edgespec.machines.memory import Memory, split_shares
 from edgespec.machines.ranks import count_ranks
 from edgespec.models.adapted import describe_version, use_adapted
 from edgespec.models.draft_finder import DraftFinder
-from edgespec.models.draft_words import AUTO, PlannedDrafter, PlannedModel, parse_draft
+from edgespec.models.draft_words import AUTO, parse_draft
+from edgespec.models.drafts import DrafterPlan, PlannedModel
 from edgespec.models.fit import Fit, Placement, check_fit, place_layers, read_memory, score_bytes, shares_context
 from edgespec.models.heads import KIND_NAMES, find_head, naming_heads
 from edgespec.models.hub import Hub
@@ -42,7 +43,7 @@ class Plan:
     name: str
     backend: FileBackend
     target: Source
-    drafters: tuple[PlannedDrafter, ...]
+    drafters: tuple[DrafterPlan, ...]
     options: LoadOptions
     sampling: SamplingDefaults
     metadata: ModelMetadata
@@ -213,10 +214,10 @@ def _check_memory(
     options: LoadOptions,
     memory: Memory,
     target: ModelMetadata,
-    drafters: list[PlannedDrafter],
+    drafters: list[DrafterPlan],
     own: tuple[Memory, float] | None,
     least: int,
-) -> tuple[list[PlannedDrafter], Fit]:
+) -> tuple[list[DrafterPlan], Fit]:
     """The drafters, and the fit. So that the target fits, 'auto' drops draft models, the last one first; then there are
     fewer KV caches, `least` at least.
 

@@ -147,7 +147,7 @@ def open_learner(loaded: LoadedModel, notice: Callable[[str], None], notify: Cal
 
     `notice` hears why nothing is learned, now; `notify` hears of trainings, later and on another thread.
     """
-    config, planned = loaded.config, loaded.planned
+    config, planned = loaded.config, loaded.plan
     if config.learn is None:
         return None
     found = [each for each in planned.drafters if each.spec.name == "model"] if planned is not None else []

@@ -22,7 +22,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import DraftRefused, InvalidModelFile, InvalidRequest
 from edgespec.files import remove_path
 from edgespec.formats.head_file import read_head
-from edgespec.models.draft_words import PlannedDrafter
+from edgespec.models.drafts import DrafterPlan
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import plan
 from edgespec.models.resolve import fetch_source
@@ -125,7 +125,7 @@ class HeadTrainer(Training):
         if active is None:
             prepare_first(materials, first)
         start = first if active is None else active.path
-        drafter = PlannedDrafter(drafter_specs()["eagle3"], head=read_head(start))
+        drafter = DrafterPlan(drafter_specs()["eagle3"], head=read_head(start))
         trainee = open_head(drafter, start, materials, opened, is_new=True)
         rivals: dict[str, Mapping[str, Matrix]] = {"lookups": measure_lookups(materials.held_out, DEPTH)}
         if active is not None:

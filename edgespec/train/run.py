@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgespec.backends import Model, open_model
 from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
 from edgespec.memory.store import TextStore
-from edgespec.models.draft_words import PlannedDrafter, PlannedModel
+from edgespec.models.drafts import DrafterPlan, PlannedModel
 from edgespec.models.hub import Hub
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan, plan
@@ -220,7 +220,7 @@ def train_and_keep(
     return Adaptation(gain, card, result.stopped)
 
 
-def _find_draft(planned: Plan) -> tuple[PlannedDrafter, PlannedModel]:
+def _find_draft(planned: Plan) -> tuple[DrafterPlan, PlannedModel]:
     """The draft to train, and what is loaded for it. Raises DraftRefused where there is none."""
     for name in TRAINED:
         for each in planned.drafters:
@@ -232,13 +232,13 @@ def _find_draft(planned: Plan) -> tuple[PlannedDrafter, PlannedModel]:
     )
 
 
-def _choose_weights(drafter: PlannedDrafter, path: Path) -> Weights:
+def _choose_weights(drafter: DrafterPlan, path: Path) -> Weights:
     if drafter.head is not None:
         return "full"
     return "full" if estimate_training_bytes(path, BATCH_TOKENS) <= _LORA_ABOVE else "lora"
 
 
-def _check_memory(planned: Plan, drafter: PlannedDrafter, draft: Path, weights: Weights) -> None:
+def _check_memory(planned: Plan, drafter: DrafterPlan, draft: Path, weights: Weights) -> None:
     """Raise DoesNotFit where the target and the training need more than is free. Heads are small beside targets."""
     if drafter.head is not None:
         return

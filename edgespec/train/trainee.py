@@ -15,7 +15,7 @@ from edgespec.backends import Model
 from edgespec.backends.mlx.library import device, load_mlx
 from edgespec.errors import BackendUnavailable, DraftRefused
 from edgespec.installation import install_command
-from edgespec.models.draft_words import PlannedDrafter
+from edgespec.models.drafts import DrafterPlan
 from edgespec.progress import notice
 from edgespec.train.evaluate import Matrix, measure_chains
 from edgespec.train.options import Progress, Throttle, TrainOptions, Weights
@@ -70,7 +70,7 @@ class Trainee:
 
 
 def open_trainee(
-    drafter: PlannedDrafter, path: Path, weights: Weights, materials: Materials, opened: ExitStack
+    drafter: DrafterPlan, path: Path, weights: Weights, materials: Materials, opened: ExitStack
 ) -> Trainee:
     """The draft at `path`, of the kind of `drafter`; what is opened for it is closed with `opened`.
 
@@ -129,7 +129,7 @@ def notice_slow_blas() -> None:
         )
 
 
-def measure_draft(drafter: PlannedDrafter, path: Path, texts: Sequence[TrainingText]) -> dict[str, Matrix]:
+def measure_draft(drafter: DrafterPlan, path: Path, texts: Sequence[TrainingText]) -> dict[str, Matrix]:
     """The matrices of the draft model at `path`. Raises DraftRefused for a head, which needs its target."""
     if drafter.head is not None:
         raise DraftRefused(
@@ -139,7 +139,7 @@ def measure_draft(drafter: PlannedDrafter, path: Path, texts: Sequence[TrainingT
 
 
 def open_head(
-    drafter: PlannedDrafter, path: Path, materials: Materials, opened: ExitStack, *, is_new: bool = False
+    drafter: DrafterPlan, path: Path, materials: Materials, opened: ExitStack, *, is_new: bool = False
 ) -> Trainee:
     spec, target = drafter.head, materials.target
     if spec is None or drafter.is_in_target:

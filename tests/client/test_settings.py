@@ -81,7 +81,7 @@ def test_a_model_that_was_too_slow_to_measure_keeps_its_settings(open_: Open, mo
     """A machine that is busy at the first load only would else give the model another rounding at the second."""
     with monkeypatch.context() as busy:
         busy.setattr(tuning, "_MAX_STEP_S", 0.0)
-        busy.setattr("edgespec.engine.loaded_model._SETTINGS_S", 1e-6)
+        busy.setattr("edgespec.engine.runtime_settings._SETTINGS_S", 1e-6)
         assert open_(CONFIG).settings == RuntimeSettings()
     assert open_(CONFIG).settings == RuntimeSettings()
     assert open_(CONFIG, 0.4).settings != RuntimeSettings(), "until it is measured again"

@@ -20,9 +20,10 @@ from edgespec.backends.toy import LetterModel, ToyRuntimeModel
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import CheckCancelled, Session
 from edgespec.drafters import SELF, DrafterSpec, SlotMemory, drafter_specs
-from edgespec.engine.drafting import LoadedDrafter
+from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.formats.head_file import read_head
 from edgespec.memory.memory import Memory
+from edgespec.models.drafts import DrafterPlan
 from edgespec.text.tokenizer import Tokenizer
 from tests.backends.dflash_heads import Dialect, make_dflash
 from tests.backends.eagle3_heads import make_head, make_head_folder
@@ -137,7 +138,9 @@ class Loader:
         tolerance *= 40 if is_rounded else 1
         is_exact = runtime not in ("mlx", SHARED) and not is_rounded
         memory = self._open_memory(name, target.tokenizer) if spec.needs == "memory" else None
-        return Subject(name, target, LoadedDrafter(spec, drafter, source, mask), tolerance, is_exact, memory)
+        return Subject(
+            name, target, LoadedDrafter(DrafterPlan(spec, mask_token=mask), source), tolerance, is_exact, memory
+        )
 
     def close(self) -> None:
         for each in reversed(self._models.values()):

@@ -15,9 +15,10 @@ from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.options import LoadOptions
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
+from edgespec.engine.loaded_drafter import LoadedDrafter
+from edgespec.models.drafts import DrafterPlan
 from edgespec.text.stream import Piece
 from tests.gguf_models import find_trained
 
@@ -43,7 +44,7 @@ def eager(read_s: float = 0.001) -> DraftStats:
 def list_loaded(**sources: Model | AttachedDraft) -> list[LoadedDrafter]:
     """Lookups, and a drafter for each of `sources` by its name."""
     specs, found = drafter_specs(), {"ngram": None, **sources}
-    return [LoadedDrafter(specs[name], name, each) for name, each in found.items()]
+    return [LoadedDrafter(DrafterPlan(specs[name]), each) for name, each in found.items()]
 
 
 def open_engine(target: Path, draft: Path, options: LoadOptions) -> Engine:

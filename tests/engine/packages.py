@@ -17,9 +17,10 @@ from edgespec.core.protocols import Budget, Draft, Round, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import DrafterSpec, SlotResources
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Notice, Request
+from edgespec.engine.loaded_drafter import LoadedDrafter
+from edgespec.models.drafts import DrafterPlan
 from edgespec.text.stream import Piece
 from tests.engine.conftest import PLAIN, Cheap, list_loaded
 
@@ -88,7 +89,7 @@ class Flaky(NgramDrafter):
 
 
 def add_package(name: str, make: Callable[[SlotResources], Drafter]) -> LoadedDrafter:
-    return LoadedDrafter(DrafterSpec(name, "a drafter of a package", make), name)
+    return LoadedDrafter(DrafterPlan(DrafterSpec(name, "a drafter of a package", make)))
 
 
 def open_toy(*drafters: LoadedDrafter, model: str = "tree") -> Engine:

@@ -17,10 +17,11 @@ from edgespec.backends.toy import load
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
+from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.errors import Cancelled, DraftRefused
+from edgespec.models.drafts import DrafterPlan
 from tests.core.toys import Alarm
 from tests.engine.conftest import PLAIN, generate, list_loaded
 from tests.engine.packages import ADAPTIVE, FIXED, GREEDY, TALE, Faults, Flaky, add_package, answer, cheap, open_toy
@@ -135,7 +136,7 @@ def test_what_is_measured() -> None:
 
 @pytest.mark.parametrize("kind", ["tree", "linear"])
 def test_the_tokens_of_a_tree_bound_a_longer_path_too(kind: str) -> None:
-    drafted = LoadedDrafter(drafter_specs()["model"], "model", load("draft", LoadOptions(context_size=512)))
+    drafted = LoadedDrafter(DrafterPlan(drafter_specs()["model"]), load("draft", LoadOptions(context_size=512)))
     engine = Engine(load(kind, LoadOptions(context_size=512)), [drafted], Speculation(("model",), 7, 3))
     request = Request("hello", SamplingParams(temperature=0), 30)
     drafts = [event.n_drafted for event in engine.stream(request) if isinstance(event, Step) and event.index]

@@ -16,12 +16,13 @@ from edgespec.backends.toy import load
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Request
+from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.errors import Cancelled
 from edgespec.memory.memory import Memory
 from edgespec.memory.store import TextStore
+from edgespec.models.drafts import DrafterPlan
 from tests.engine.packages import Answer, answer
 
 PLAIN = Speculation((), 0)
@@ -36,7 +37,7 @@ def ask(prompt: str = PROMPT, use: MemoryUse | None = None, temperature: float =
 @contextmanager
 def open_engine(folder: Path) -> Iterator[Engine]:
     target = load("tree", LoadOptions())
-    drafters = [LoadedDrafter(drafter_specs()["suffix"], "suffix")]
+    drafters = [LoadedDrafter(DrafterPlan(drafter_specs()["suffix"]))]
     engine = Engine(target, drafters, SUFFIX, 2, Memory(folder, "letters", 2**24))
     try:
         yield engine

@@ -19,9 +19,10 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
+from edgespec.engine.loaded_drafter import LoadedDrafter
+from edgespec.models.drafts import DrafterPlan
 from tests.backends.test_mlx_selfdraft import make_draft
 from tests.engine.prompts import CODE
 from tests.gguf_models import DRAFT, TARGET
@@ -70,7 +71,7 @@ def test_a_drafted_round_waits_once(
     target: MlxModel, waits: list[int], name: str, draft_max: int | None, temperature: float
 ) -> None:
     source = load(DRAFT, LoadOptions(context_size=256)) if name == "model" else make_draft(target, "layerskip:2")
-    engine = Engine(target, [LoadedDrafter(drafter_specs()[name], name, source)], Speculation())
+    engine = Engine(target, [LoadedDrafter(DrafterPlan(drafter_specs()[name]), source)], Speculation())
     engine.draft_stats = cheap(name)
     request = Request(CODE[1], SamplingParams(temperature=temperature), max_tokens=24, seed=3)
     drafted = 0

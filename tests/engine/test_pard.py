@@ -12,9 +12,10 @@ from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
+from edgespec.engine.loaded_drafter import LoadedDrafter
+from edgespec.models.drafts import DrafterPlan
 from tests.engine.prompts import CODE
 from tests.gguf_models import TARGET
 
@@ -36,7 +37,7 @@ def answer(engine: Engine, text: str, temperature: float = 0.0, seed: int | None
 @pytest.mark.parametrize("backend", ["llamacpp", "mlx"])
 def test_blocks_are_accepted_and_change_no_text(backend: str) -> None:
     target, pard = open_(backend, TARGET), open_(backend, FOLDER / "model.gguf")
-    engine = Engine(target, [LoadedDrafter(drafter_specs()["pard"], "pard", pard, MASK)], Speculation())
+    engine = Engine(target, [LoadedDrafter(DrafterPlan(drafter_specs()["pard"], mask_token=MASK), pard)], Speculation())
     try:
         drafted = accepted = 0
         for text in CODE[:2]:

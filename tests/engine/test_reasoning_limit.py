@@ -20,9 +20,9 @@ from edgespec.core.protocols import NO_DRAFT, Budget, Controller
 from edgespec.core.sampling import Distribution, SamplingParams
 from edgespec.core.scores import HostScores
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request, Scored
+from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.engine.steering import ReasoningLimit
 from edgespec.engine.structured_output import Json, Structure
 from edgespec.text.chat_template import Message

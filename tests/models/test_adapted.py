@@ -12,7 +12,7 @@ from edgespec.backends import FileBackend
 from edgespec.backends.options import LoadOptions
 from edgespec.formats.gguf_validate import read_file
 from edgespec.models.adapted import is_outdated
-from edgespec.models.draft_words import PlannedDrafter
+from edgespec.models.drafts import DrafterPlan
 from edgespec.models.hub import Hub
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan, plan
@@ -65,7 +65,7 @@ def save_model(path: Path) -> None:
     llama(path)
 
 
-def model_of(found: Plan) -> PlannedDrafter:
+def model_of(found: Plan) -> DrafterPlan:
     (drafter,) = [each for each in found.drafters if each.spec.name == "model"]
     return drafter
 

@@ -7,7 +7,8 @@ import pytest
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.drafters import drafter_specs
 from edgespec.errors import InvalidRequest, UnknownModel
-from edgespec.models.draft_words import PlannedDrafter, describe_words, list_words, naming_drafters, parse_draft
+from edgespec.models.draft_words import describe_words, list_words, naming_drafters, parse_draft
+from edgespec.models.drafts import DrafterPlan
 
 
 def names(text: str) -> list[tuple[str, str | None]]:
@@ -46,7 +47,7 @@ def test_a_path_may_contain_a_plus(path: str) -> None:
 
 def test_methods_of_self_drafting_make_one_drafter() -> None:
     assert parse_draft("layerskip:4+qspec") == [
-        PlannedDrafter(drafter_specs()["self"], self_draft=SelfDraftSpec(range(4), bits=0))
+        DrafterPlan(drafter_specs()["self"], self_draft=SelfDraftSpec(range(4), bits=0))
     ]
     ngram, own = parse_draft("ngram+layerskip:4+qspec:3")
     assert (ngram.spec.name, own.spec.name, str(own.self_draft)) == ("ngram", "self", "layerskip:4+qspec:3")

@@ -16,10 +16,11 @@ from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import Round
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import DrafterSpec
-from edgespec.engine.drafting import LoadedDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Notice, Request
+from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.errors import BackendError
+from edgespec.models.drafts import DrafterPlan
 
 REQUEST = Request("the sea shore ", SamplingParams(temperature=0), max_tokens=60)
 
@@ -36,7 +37,7 @@ def generate(
 ) -> list[Event]:
     """All events of an answer that is drafted by `spec`; a fixed length of 4, or the autopilot for None."""
     target = open_model("toy", Path("tree"), LoadOptions())
-    drafters = [] if spec is None else [LoadedDrafter(spec, spec.name)]
+    drafters = [] if spec is None else [LoadedDrafter(DrafterPlan(spec))]
     names = tuple(each.spec.name for each in drafters)
     engine = Engine(target, drafters, Speculation(names, draft_max if names else 0))
     try:
