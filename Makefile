@@ -29,9 +29,9 @@ lint: $(UV)
 types: $(UV)
 	$(PYTHON) -m mypy
 
-# The contract runs on the toy runtime alone; lint and types have run already.
+# The contract runs on the toy runtime alone; types have run already.
 quick: $(UV)
-	$(PYTHON) -m pytest -m "fast or contract" -k "(toy or not contract) and not test_style"
+	$(PYTHON) -m pytest -m "fast or contract" -k "(toy or not contract) and not test_types"
 
 # The benchmarks and the laboratory, which are no part of the product, the real model at its full length, and damaged files.
 nightly: $(UV)

@@ -1,4 +1,26 @@
-"""Every error that a user can meet. `cli/main.py` maps them to text and exit codes."""
+"""Every error that a user can meet. `cli/main.py` maps them to text and exit codes.
+
+EdgespecError             1  an expected failure, with the exit code of the command
+  InvalidRequest          2  options, prompts, bodies
+    ContextOverflow
+      PromptTooLong
+    NotReady
+    Unsupported              a self-draft or head that a model cannot have (backends.attached_draft)
+  RegistryError           3  models.toml
+  UnknownModel            3
+  HubError                4  the network and the hub
+    HubUnreachable           (models.hub_errors)
+  CacheError              4  folders and disks
+  InvalidModelFile        5
+  DraftRefused            5
+  TemplateError           5
+  DoesNotFit              6  memory
+  BackendUnavailable      7  a runtime that is not installed
+  BackendError            7  a failure inside a runtime
+    RollbackError
+    NonFiniteLogits          (core.truncate)
+Cancelled                    no error: work that nobody wants any more
+"""
 
 from __future__ import annotations
 
@@ -19,16 +41,21 @@ _DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u206
 
 
 class EdgespecError(Exception):
-    """An expected failure: `message` is one sentence, `hint` names the next action.
+    """An expected failure: `message` is one sentence; `hint` names the next action, where the message does not.
 
     `exit_code` is the exit code of the command line; 1 is a failure of the engine.
     """
 
     exit_code: ClassVar[int] = 1
 
-    def __init__(self, message: str, *, hint: str) -> None:
+    def __init__(self, message: str, *, hint: str = "") -> None:
         self.message, self.hint = make_harmless(message), make_harmless(hint)
         super().__init__(self.message)
+
+    @property
+    def text(self) -> str:
+        """The message and the hint."""
+        return f"{self.message} {self.hint}".rstrip()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Keep the hint when the error is pickled."""
@@ -78,7 +105,7 @@ class ContextOverflow(InvalidRequest):
 class PromptTooLong(ContextOverflow):
     """A prompt of `n_prompt` tokens, or of so many at least, for a context of `n_context`."""
 
-    def __init__(self, message: str, *, hint: str, n_prompt: int, n_context: int) -> None:
+    def __init__(self, message: str, *, hint: str = "", n_prompt: int, n_context: int) -> None:
         super().__init__(message, hint=hint)
         self.n_prompt = n_prompt
         self.n_context = n_context

@@ -33,7 +33,7 @@ def prepare(
     require_known(function, arguments, GenerationArguments.__annotations__)
     max_tokens = arguments.get("max_tokens")
     if max_tokens is not None and max_tokens < 1:
-        raise InvalidRequest(f"max_tokens must be at least 1, not {max_tokens}.", hint="Give a larger number.")
+        raise InvalidRequest(f"max_tokens must be at least 1, not {max_tokens}.")
     choice = arguments.get("tool_choice") or "auto"
     is_name = choice not in ("auto", "none", "required")
     schema = arguments.get("schema")

@@ -277,7 +277,7 @@ class ConversationRecorder:
             return write()
         except CacheError as error:
             if self._is_saved:
-                self._report(f"{error.message} The chat continues without saving. {error.hint}")
+                self._report(f"{error.message} The chat continues without saving. {error.hint}".rstrip())
             self._switch_to_memory()
             return write()
 
@@ -304,5 +304,5 @@ def open_store() -> Store:
         return Store.open(wait_s=1.0)
     except CacheError as error:
         store = Store.in_memory()
-        store.notice = f"{error.message} This chat is not saved. {error.hint}"
+        store.notice = f"{error.message} This chat is not saved. {error.hint}".rstrip()
         return store

@@ -95,7 +95,7 @@ class Chat:
                 noun, hint = "number" if kind is float else "whole number", f"Example: /set {name} 1"
                 raise InvalidRequest(f"{name} must be a {noun}, not '{text}'.", hint=hint) from None
             if name == "max_tokens" and value < 1:
-                raise InvalidRequest("max_tokens must be at least 1.", hint="Give a larger number.")
+                raise InvalidRequest("max_tokens must be at least 1.")
         if hasattr(self, name):
             setattr(self, name, value)
         else:

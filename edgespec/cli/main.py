@@ -195,7 +195,8 @@ def _run(argv: Sequence[str] | None) -> int:
         _show_usage_error(error)
         return error.exit_code
     except EdgespecError as error:
-        click.echo(f"error: {_to_sentence(error.message)}\nhint: {_to_sentence(error.hint)}", err=True)
+        hint = f"\nhint: {_to_sentence(error.hint)}" if error.hint else ""
+        click.echo(f"error: {_to_sentence(error.message)}{hint}", err=True)
         return error.exit_code
     except (Cancelled, KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)

@@ -114,7 +114,7 @@ class PlainChat:
             elif line.strip() or self._attached:
                 self._ask(line.removeprefix("/") if line.startswith("//") else line)
         except EdgespecError as error:
-            click.echo(f"{error.message}\n{error.hint}", err=True)
+            click.echo(f"{error.message}\n{error.hint}".rstrip(), err=True)
         except Cancelled:
             click.echo("interrupted", err=True)
         except OSError:

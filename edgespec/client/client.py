@@ -100,4 +100,4 @@ def no_model() -> InvalidRequest:
 
 def closed() -> BackendError:
     """The error of work for an engine that has been closed."""
-    return BackendError("the model has been closed.", hint="Load it again.")
+    return BackendError("the model has been closed.")

@@ -198,7 +198,7 @@ class Worker:
         self._running = []
         while self._waiting and not self._is_closing:
             refused.append(self._waiting.popleft())
-        failure = BackendError(f"the engine's thread has failed: {reason_of(error)}.", hint="Try again.")
+        failure = BackendError(f"the engine's thread has failed: {reason_of(error)}.")
         for job in refused:
             with suppress(Exception):
                 if job is not None:

@@ -6,7 +6,9 @@ It serves every runtime (a `Session`) and every drafter. Plain decoding is the s
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from itertools import count
 from time import perf_counter
+from typing import NamedTuple
 
 from edgespec.cancel import check_cancelled
 from edgespec.core.peers import YIELD, Yield
@@ -14,6 +16,7 @@ from edgespec.core.protocols import (
     NO_DRAFT,
     Budget,
     Controller,
+    Decision,
     Draft,
     PrefillProgress,
     Round,
@@ -22,6 +25,7 @@ from edgespec.core.protocols import (
     Verdict,
     Verifier,
 )
+from edgespec.core.scores import Scores
 
 TokenSink = Callable[[int, str], bool]
 """Takes an emitted token and the source that drafted it ('' for the target's own); returns whether the text ends."""
@@ -53,28 +57,25 @@ def speculate(
     session.checkpoint()  # the next turn may return here
     if not max_tokens:
         return
-    t0 = perf_counter()
-    verdict = verifier.verify(NO_DRAFT, scores, prompt)
     # The last emitted token is never cached, so the context holds one token more than its cache.
     limit = min(len(prompt) + max_tokens, session.capabilities.context_size + 1)
-    text = _Text(prompt, limit, stop, emit)
-    first, _, _ = text.extend(NO_DRAFT, verdict, "")
-    t1 = perf_counter()
-    sample_s = t1 - t0 - scores.waited_s
-    yield Step(0, first, 0, 0, 0, t1, sample_s=sample_s)
-    index, own_s = 0, 0.0  # the controller's time since its last step
+    text, clock = EmittedText(prompt, limit, stop, emit), StepClock()
+    first = text.extend(NO_DRAFT, verifier.verify(NO_DRAFT, scores, prompt), "")
+    clock.lap("sample")
+    yield Step(0, first.tokens, 0, 0, 0, clock.now_s, sample_s=clock.take()["sample"] - scores.waited_s)
     if not text.has_ended:
         yield YIELD  # so that the first token can be shown before the next forward
-        t1 = perf_counter()
+        clock.start()
         controller.begin(prompt)
-        own_s = perf_counter() - t1
-    while not text.has_ended:
+        clock.lap("draft")
+    for index in count(1):
+        if text.has_ended:
+            return
         check_cancelled()
-        index += 1
-        step = yield from _round(session, controller, verifier, text, index, own_s, row_cost)
-        t1 = perf_counter()
+        step = yield from _round(session, controller, verifier, text, clock, index, row_cost)
+        clock.start()
         controller.record(step)
-        own_s = perf_counter() - t1
+        clock.lap("draft")
         yield step
 
 
@@ -82,51 +83,98 @@ def _round(
     session: Session,
     controller: Controller,
     verifier: Verifier,
-    text: _Text,
+    text: EmittedText,
+    clock: StepClock,
     index: int,
-    own_s: float,
     row_cost: RowCost,
 ) -> Generator[Yield, None, Step]:
-    """Draft, forward, verify and commit once; extends `text`. `own_s` is the controller's time since the last round."""
-    t0 = perf_counter()
+    """Draft, forward, verify and commit once; extends `text`."""
+    clock.start()
     draft = controller.propose(text.tokens, Budget(depth=text.room - 1, nodes=session.draft_limit))
     decision = controller.decision
-    t1 = perf_counter()
+    clock.lap("draft")
     run_ahead = not len(draft) and controller.expects_plain and text.room > 1
     scores = session.forward(text.tokens[-1], draft, run_ahead=run_ahead)
-    forward_s = perf_counter() - t1
-    yield YIELD
-    t2 = perf_counter()
+    clock.lap("verify")
+    yield YIELD  # peers stage their rows before anyone reads
+    clock.start()
     verdict = verifier.verify(draft, scores, text.tokens)
-    tokens, n_accepted, n_tested = text.extend(draft, verdict, decision.source)
-    path = verdict.path[: len(tokens) - 1]  # the last emitted token is not cached
-    t3 = perf_counter()
-    waited_s, peer_wait_s = scores.waited_s, scores.peer_wait_s  # without the reads of drafters, which are drafting
-    controller.observe(Round(text.tokens, tokens, draft, verdict.path[:n_accepted], n_tested, scores))
-    t4 = perf_counter()
-    session.commit(path)
+    kept = text.extend(draft, verdict, decision.source)
+    clock.lap("sample")
+    waited_s = scores.waited_s  # without the reads of drafters, which are drafting
+    peer_wait_s = scores.peer_wait_s
+    accepted = verdict.path[: kept.n_accepted]
+    controller.observe(Round(text.tokens, kept.tokens, draft, accepted, kept.n_tested, scores))
+    clock.lap("draft")
+    session.commit(verdict.path[: len(kept.tokens) - 1])  # the last emitted token is not cached
     assert session.position == len(text.tokens) - 1
-    t5 = perf_counter()
-    verify_s, sample_s, commit_s = forward_s + waited_s + peer_wait_s, t3 - t2 - waited_s, t5 - t4
-    n_peer_rows = None if peer_wait_s else scores.peer_rows
-    return Step(
-        index,
-        tokens,
-        len(draft),
-        n_accepted,
-        n_tested,
-        t5,
-        draft_s=own_s + (t1 - t0) + (t4 - t3),
-        verify_s=verify_s,
-        sample_s=sample_s,
-        commit_s=commit_s,
-        decision=decision,
-        n_peer_rows=n_peer_rows,
-        plain_steps=row_cost(len(draft)) if len(draft) else 1.0,
-    )
+    clock.lap("commit")
+    plain_steps = row_cost(len(draft)) if len(draft) else 1.0
+    return clock.step(index, draft, kept, scores, decision, plain_steps, waited_s=waited_s, peer_wait_s=peer_wait_s)
 
 
-class _Text:
+class StepClock:
+    """The seconds of each part of a step. What the controller does after a step is drafting of the next one."""
+
+    def __init__(self) -> None:
+        self._seconds = dict.fromkeys(("draft", "verify", "sample", "commit"), 0.0)
+        self.now_s = perf_counter()
+
+    def start(self) -> None:
+        """A part begins. The time since the last lap was others': their generations ran, or a reader of events."""
+        self.now_s = perf_counter()
+
+    def lap(self, part: str) -> None:
+        """`part` ends, and the next one begins."""
+        now_s = perf_counter()
+        self._seconds[part] += now_s - self.now_s
+        self.now_s = now_s
+
+    def take(self) -> dict[str, float]:
+        """The seconds of each part since the last call."""
+        seconds, self._seconds = self._seconds, dict.fromkeys(self._seconds, 0.0)
+        return seconds
+
+    def step(
+        self,
+        index: int,
+        draft: Draft,
+        kept: Kept,
+        scores: Scores,
+        decision: Decision,
+        plain_steps: float | None,
+        *,
+        waited_s: float,
+        peer_wait_s: float,
+    ) -> Step:
+        """The step whose parts have ended. Waiting for the scores, in sampling or in a peer's, is verification."""
+        seconds = self.take()
+        return Step(
+            index,
+            kept.tokens,
+            len(draft),
+            kept.n_accepted,
+            kept.n_tested,
+            self.now_s,
+            draft_s=seconds["draft"],
+            verify_s=seconds["verify"] + waited_s + peer_wait_s,
+            sample_s=seconds["sample"] - waited_s,
+            commit_s=seconds["commit"],
+            decision=decision,
+            n_peer_rows=None if peer_wait_s else scores.peer_rows,
+            plain_steps=plain_steps,
+        )
+
+
+class Kept(NamedTuple):
+    """What a verdict has added to the text: its tokens, how many of them were drafted, and the tested depths."""
+
+    tokens: tuple[int, ...]
+    n_accepted: int
+    n_tested: int
+
+
+class EmittedText:
     """Prompt and emitted tokens, and where they end."""
 
     def __init__(self, prompt: Sequence[int], limit: int, stop: frozenset[int], emit: TokenSink) -> None:
@@ -140,11 +188,8 @@ class _Text:
     def room(self) -> int:
         return self._limit - len(self.tokens)
 
-    def extend(self, draft: Draft, verdict: Verdict, source: str) -> tuple[tuple[int, ...], int, int]:
-        """Append the verdict's tokens up to the first that ends the text.
-
-        Returns (appended tokens, how many of them were drafted, tested depths).
-        """
+    def extend(self, draft: Draft, verdict: Verdict, source: str) -> Kept:
+        """Append the verdict's tokens up to the first that ends the text."""
         drafted = [int(draft.tokens[node]) for node in verdict.path]
         origins = [draft.sources[node] if draft.sources else source for node in verdict.path]
         n_path, start = len(drafted), len(self.tokens)
@@ -156,7 +201,7 @@ class _Text:
                 break
         tokens = tuple(self.tokens[start:])
         if len(tokens) <= n_path:  # cut within the path: nothing is known of the tokens behind
-            return tokens, len(tokens), len(tokens)
+            return Kept(tokens, len(tokens), len(tokens))
         # A token that was drafted and is the last one of a verdict that was cut was no rejection.
         others = {int(draft.tokens[child]) for child in draft.children(verdict.path[-1] if n_path else -1)}
-        return tokens, n_path, n_path + bool(others and verdict.next_token not in others)
+        return Kept(tokens, n_path, n_path + bool(others and verdict.next_token not in others))

@@ -61,7 +61,7 @@ class SamplingParams:
 def _within(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         message = f"{name} must be between {low:,.12g} and {high:,.12g}, not {value}."
-        raise InvalidRequest(message, hint=f"Give another {name}.")
+        raise InvalidRequest(message)
 
 
 @dataclass(frozen=True, slots=True)

@@ -220,7 +220,7 @@ class Engine:
     def _borrow_slot(self) -> Iterator[Slot]:
         slot = self._slots.acquire(())
         if slot is None:
-            raise BackendError("all slots are in use.", hint="Try again.")
+            raise BackendError("all slots are in use.")
         try:
             self._drafters.open_missing(slot)
             yield slot
@@ -300,7 +300,7 @@ class Engine:
 
     def _encode(self, prompt: Prompt, variables: Mapping[str, Any], start: AnswerStart | None = None) -> EncodedPrompt:
         if self._is_closed:
-            raise BackendError("the model has been closed.", hint="Open it again.")
+            raise BackendError("the model has been closed.")
         return self.prompts.encode(prompt, variables, start)
 
     def _choose_controller(

@@ -44,7 +44,7 @@ class Generation:
     ) -> None:
         """`started_s` is time.perf_counter() when the request arrived. Raises InvalidRequest for max_tokens below 0."""
         if request.max_tokens is not None and request.max_tokens < 0:
-            raise InvalidRequest(f"max-tokens must be at least 0, not {request.max_tokens}.", hint="Give a larger one.")
+            raise InvalidRequest(f"max-tokens must be at least 0, not {request.max_tokens}.")
         self.request = request
         self.encoded = encoded
         self.reasoning = reasoning

@@ -57,7 +57,7 @@ class GrammarCompiler:
         """
         (vocabulary, _, thread), lark = self._tools, self._lark(structure)
         if len(lark) > _MAX_GRAMMAR:
-            raise InvalidRequest(f"the structure has more than {_MAX_GRAMMAR:,} characters.", hint="Simplify it.")
+            raise InvalidRequest(f"the structure has more than {_MAX_GRAMMAR:,} characters.")
 
         def work() -> LLMatcher:
             try:

@@ -308,7 +308,7 @@ def json_part(schema: Any, *, is_strict: bool = False) -> Json:
     enforce as a whole if `is_strict`; else it names what it leaves out, see Finished.
     """
     if not is_shallow(schema, MAX_DEPTH):
-        raise InvalidRequest(f"the JSON schema is nested more than {MAX_DEPTH} deep.", hint="Simplify it.")
+        raise InvalidRequest(f"the JSON schema is nested more than {MAX_DEPTH} deep.")
     try:
         adapted, dropped = adapt_schema(schema)
         close_objects(adapted)
@@ -361,7 +361,7 @@ def grammar_structure(text: str) -> Structure:
         lark = gbnf_to_lark(text)
     except Exception as error:
         fault = reason_of(error).partition(", '")[0]  # without an excerpt
-        raise InvalidRequest(f"the grammar cannot be read: {fault[:200]}.", hint="Correct it.") from error
+        raise InvalidRequest(f"the grammar cannot be read: {fault[:200]}.") from error
     return Structure(((Grammar(lark.removeprefix("%llguidance {}")),),))
 
 
@@ -469,7 +469,7 @@ class GrammarMask:
             message = f"the answer's structure cannot be followed: {describe_fault(error)}."
             if error.startswith("panic"):  # a fault of llguidance, or of the vocabulary that it was given
                 raise BackendError(message, hint="Report it, with the name of the model.")
-            raise InvalidRequest(message, hint="Simplify it.")
+            raise InvalidRequest(message)
 
 
 def forbid(what: str) -> BackendError:

@@ -92,7 +92,7 @@ class Memory:
         """Tell the user, once, that the folder cannot be used; the memory goes on without it."""
         if not self._has_failed:
             self._has_failed = True
-            self._notices.append(f"{error.message} Earlier texts are not stored. {error.hint}")
+            self._notices.append(f"{error.message} Earlier texts are not stored. {error.hint}".rstrip())
 
     def close(self) -> None:
         """Store what was added, build indexes for a moment, and stop the thread. Spaces are not used after it."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.backends import FileBackend
-from edgespec.backends.llamacpp.shape import count_blocks
+from edgespec.backends.llamacpp.rewrite import count_blocks
 from edgespec.drafters import DrafterSpec, drafter_specs
 from edgespec.errors import DraftRefused, EdgespecError
 from edgespec.formats.gguf import Header

@@ -276,7 +276,7 @@ def _load_tables(data: bytes, path: Path) -> dict[str, Table]:
     try:
         tables = parse_toml(data)
     except ValueError as error:
-        raise RegistryError(f"{path} is not valid TOML: {error}.", hint=f"Correct {path}.") from None
+        raise RegistryError(f"{path} is not valid TOML: {error}.") from None
     for alias, table in tables.items():
         if not ALIAS.fullmatch(alias) or not isinstance(table, dict):
             detail = "a model is a table with a name of letters, digits, dots, dashes and underscores"
@@ -301,7 +301,7 @@ def _make_entry(alias: str, table: Table, path: Path) -> Entry:
 
 
 def _schema_error(path: Path, alias: str, detail: str) -> RegistryError:
-    return RegistryError(f"{path}, [{alias}]: {detail}.", hint=f"Correct {path}.")
+    return RegistryError(f"{path}, [{alias}]: {detail}.")
 
 
 def _read_shipped() -> str:

@@ -22,7 +22,8 @@ from edgespec.autopilot.profile import choose_chain_length
 from edgespec.autopilot.profiler import measure_rows
 from edgespec.autopilot.store import calibration_folder, current_setting, load_entry, save_entry
 from edgespec.backends import device_memory, open_model
-from edgespec.backends.llamacpp.shape import count_blocks, write_shape
+from edgespec.backends.llamacpp.rewrite import count_blocks
+from edgespec.backends.llamacpp.shape import write_shape
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.errors import EdgespecError
 from edgespec.formats.gguf import GGML_NAMES, Header, TensorInfo

@@ -140,7 +140,7 @@ class Guard:
 
 
 def _too_large() -> HttpError:
-    return HttpError(413, f"the body is larger than {_MAX_BODY:,} bytes.", hint="Send a smaller body.")
+    return HttpError(413, f"the body is larger than {_MAX_BODY:,} bytes.")
 
 
 def _limit_body(receive: Receive) -> Receive:

@@ -316,13 +316,13 @@ def parse_body(data: bytes, kind: type[B]) -> B:
     """The validated body. Raises InvalidRequest."""
     for marks, limit, name in _BOUNDS:
         if _count(data, marks) > limit and _count(_STRING.sub(b"", data), marks) > limit:
-            raise InvalidRequest(f"the body has more than {limit:,} {name}.", hint="Send less at once.")
+            raise InvalidRequest(f"the body has more than {limit:,} {name}.")
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise InvalidRequest("the body is not valid JSON.", hint="Send a JSON object.") from error
     if not is_shallow(value, _MAX_DEPTH):
-        raise InvalidRequest(f"the body is nested more than {_MAX_DEPTH} levels deep.", hint="Simplify it.")
+        raise InvalidRequest(f"the body is nested more than {_MAX_DEPTH} levels deep.")
     try:
         return kind.model_validate(value)
     except ValidationError as error:

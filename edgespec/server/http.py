@@ -57,7 +57,7 @@ _ANTHROPIC_ERRORS = {  # status -> type; others are an invalid_request_error bel
 def format_error(path: str, status: int, error: EdgespecError) -> dict[str, Any]:
     """The body of an error in the format of the interface at `path`."""
     is_anthropic = path.startswith("/v1/messages")
-    message = _FOLDERS.sub("", f"{error.message} {error.hint}")
+    message = _FOLDERS.sub("", error.text)
     is_invalid = status < 500
     kind, code = _OPENAI_ERRORS.get(status, ("invalid_request_error" if is_invalid else "server_error", None))
     more: dict[str, int] = {}
@@ -124,7 +124,13 @@ class HttpError(EdgespecError):
     """
 
     def __init__(
-        self, status: int, message: str, *, hint: str, log_message: str | None = None, retry_after_s: int | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        hint: str = "",
+        log_message: str | None = None,
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
@@ -143,9 +149,9 @@ async def read_body(request: Request, kind: type[B]) -> B:
             data = await request.body()
     except TimeoutError as error:
         message = f"the body did not arrive within {_BODY_TIMEOUT_S:.0f} seconds."
-        raise HttpError(408, message, hint="Send it again.") from error
+        raise HttpError(408, message) from error
     except ClientDisconnect as error:
-        raise HttpError(CLIENT_CLOSED, "the client left.", hint="Send the whole body.") from error
+        raise HttpError(CLIENT_CLOSED, "the client left.") from error
     return parse_body(data, kind)
 
 
@@ -162,7 +168,7 @@ def explain(error: BaseException) -> EdgespecError:
     bug: it is logged, and clients see no details.
     """
     if isinstance(error, asyncio.CancelledError):
-        return HttpError(503, "the server is shutting down.", hint="Try again later.")
+        return HttpError(503, "the server is shutting down.")
     if isinstance(error, EdgespecError):
         return error
     _LOG.error("internal error: %s", reason_of(error), exc_info=error)

@@ -142,7 +142,7 @@ def _read_overflow(told: Mapping[str, Any], message: str) -> PromptTooLong | Non
             return None
         n_context, n_prompt = (int(number.replace(",", "")) for number in found.groups())
     text = f"the prompt has {n_prompt:,} tokens, the context of the other server {n_context:,}."
-    return PromptTooLong(text, hint="Shorten it.", n_prompt=n_prompt, n_context=n_context)
+    return PromptTooLong(text, n_prompt=n_prompt, n_context=n_context)
 
 
 def _clean(message: str, model: RemoteModel) -> str:

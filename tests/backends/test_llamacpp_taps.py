@@ -11,8 +11,8 @@ import pytest
 
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.features import Features
-from edgespec.backends.llamacpp import functions
-from edgespec.backends.llamacpp.functions import find_function
+from edgespec.backends.llamacpp import abi as functions
+from edgespec.backends.llamacpp.abi import find_function
 from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession

@@ -13,28 +13,11 @@ import numpy.typing as npt
 from edgespec.backends.attached_draft import Unsupported
 from edgespec.backends.features import Features
 from edgespec.backends.head_session import check_tapped_layers
-from edgespec.backends.llamacpp.functions import find_function
+from edgespec.backends.llamacpp.abi import WITH_LAST_STATE, WITH_LAYER_INPUTS, find_function
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.native_context import MAX_TOKENS
 
 Floats = npt.NDArray[np.float32]
-# Whose graphs name the inputs of all their layers, one row of the hidden size for each token: llama.cpp aborts the
-# process where others are asked for them. Of 0.3.36; qwen4exp names wider rows, which it also aborts on.
-_WITH_LAYERS = frozenset(
-    (
-        *("bailingmoe3", "deepseek4", "gemma4", "gpt-oss", "hunyuan-dense", "hunyuan_vl", "lfm2", "lfm2moe", "llama"),
-        *("mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h", "nemotron_h_moe"),
-        *("qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next"),
-    )
-)
-# Whose graphs name the output of the final norm (t_h_nextn), likewise. Other contexts leave the rows as they are;
-# deepseek4 names wider rows, of before its norm.
-_WITH_LAST_STATE = frozenset(
-    (
-        *("bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "gemma4", "glm-dsa", "glm4moe", "glm5-next"),
-        *("gpt-oss", "hy_v3", "mimo2", "nemotron_h", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35"),
-    )
-)
 
 
 class HiddenStates:
@@ -87,8 +70,8 @@ def _check_layers(architecture: str, count: int, layers: Sequence[int]) -> None:
     """Raises Unsupported where llama.cpp would abort, or give no rows."""
     check_tapped_layers(layers, count)
     for name, is_wanted, architectures in (
-        ("hidden states", any(layer < count for layer in layers), _WITH_LAYERS),
-        ("last hidden state", count in layers, _WITH_LAST_STATE),
+        ("hidden states", any(layer < count for layer in layers), WITH_LAYER_INPUTS),
+        ("last hidden state", count in layers, WITH_LAST_STATE),
     ):
         if is_wanted and architecture not in architectures:
             raise Unsupported(

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from edgespec.backends.llamacpp.abi import SCORE_ALL
 from edgespec.backends.llamacpp.batch import FullBatch, NativeBatch
 from edgespec.backends.llamacpp.library import Library
 from edgespec.core.arrays import Logits
@@ -18,7 +19,6 @@ from edgespec.machines.memory import NewMemory
 
 MAX_TOKENS = 512  # of one decode: n_batch and n_ubatch
 _ABORTED, _NO_KV_SLOT = 2, 1  # what llama_decode returns
-_SCORE_ALL = (b"cogvlm",)  # architectures that need a FullBatch; of 0.3.36
 _MAX_UNPOLLED_S = 0.1  # a decode that is expected to take no longer cannot be cancelled while it runs
 
 
@@ -42,7 +42,7 @@ class NativeContext:
 
         `has_streams`: each of the `sequences` has an equal part of the cells for itself. Raises BackendError.
         """
-        scores_all = lib.metadata(model, b"general.architecture") in _SCORE_ALL
+        scores_all = lib.metadata(model, b"general.architecture") in SCORE_ALL
         max_outputs = max_tokens if scores_all else max_outputs
         params.n_batch = params.n_ubatch = max_tokens
         params.n_outputs_max = max_outputs

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.backends.llamacpp.shape import count_blocks, write_blocks
+from edgespec.backends.llamacpp.rewrite import count_blocks, write_blocks
 from edgespec.cancel import check_cancelled
 from edgespec.errors import BackendError, DoesNotFit
 from edgespec.formats.gguf import Header, TensorInfo

@@ -61,7 +61,7 @@ class LlamaSession:
     def context(self) -> Context:
         """Raises BackendError once the session is closed."""
         if self._context is None:
-            raise BackendError("the session is closed.", hint="Open another.")
+            raise BackendError("the session is closed.")
         return self._context
 
     @property

@@ -45,9 +45,7 @@ class LlamaTokenizer(IdRange):
             lambda buffer, size: tokenize(self._vocab, raw, len(raw), buffer, size, False, parse_special),
         )
         if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocab_size:  # its kind does not fit its vocabulary
-            raise InvalidModelFile(
-                "the tokenizer of this model gives tokens that the model does not have.", hint="Use another file."
-            )
+            raise InvalidModelFile("the tokenizer of this model gives tokens that the model does not have.")
         return tokens
 
     def special_text(self, token: int) -> str:

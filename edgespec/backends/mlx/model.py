@@ -78,7 +78,7 @@ class MlxModel:
     def network(self) -> Any:
         """mlx-lm's model. Raises BackendError."""
         if self._model is None:
-            raise BackendError("the model has been closed.", hint="Open it again.")
+            raise BackendError("the model has been closed.")
         return self._model
 
     def open_session(self, *, shared: bool = False) -> MlxSession:

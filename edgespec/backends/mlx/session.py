@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ from edgespec.backends.sequence import (
 )
 from edgespec.cancel import check_cancelled
 from edgespec.core.peers import SOLO, Yield
-from edgespec.core.protocols import Capabilities, Draft, PrefillProgress, Session
+from edgespec.core.protocols import NO_DRAFT, Capabilities, Draft, PrefillProgress, Session
 from edgespec.core.scores import Scores
 from edgespec.errors import BackendError, Cancelled, ContextOverflow
 
@@ -60,13 +60,21 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingForward:
-    """A forward that was not committed yet, and the caches before it."""
+class Forward:
+    """A forward that was not committed yet, and the caches before it.
 
-    root: int
-    draft: Draft
+    after  the scores on whose first token it was started before the host had read that; the root is known then
+    """
+
     rows: Rows
     before: Snapshot
+    draft: Draft = NO_DRAFT
+    root: int = NO_TOKEN
+    after: MlxScores | None = None
+
+    def follows(self, root: int) -> bool:
+        """Whether it was started on `root`."""
+        return self.after is not None and self.after.announced_token == root
 
 
 class MlxSession:
@@ -87,13 +95,12 @@ class MlxSession:
         self.capabilities = capabilities
         self.tokens: list[int] = []
         self.bound: SharedKVSession | None = None
-        self._openers = open_runner, open_hooks
+        self._open_runner, self._open_hooks = open_runner, open_hooks
         self._runner = open_runner()
         self._lag = 0
         self._checkpoints = Checkpoints[list[Any]]()
-        self._pending: PendingForward | None = None
-        # A plain forward that was started on the first token of these scores before the host had read that token
-        self._ahead: tuple[MlxScores, Rows, Snapshot] | None = None
+        self._pending: Forward | None = None
+        self._ahead: Forward | None = None  # which was started early
         self._lazy: DeviceDraft | None = None  # of the last rollout; all but its last token follow `tokens`
         self._is_closed = False
 
@@ -123,8 +130,7 @@ class MlxSession:
         self._sync()
         if self.position or self._pending is not None:
             raise ValueError("a session is tapped before it holds tokens")
-        open_runner, open_hooks = self._openers
-        tap, trial = FeatureTap(open_hooks(), layers), open_runner()
+        tap, trial = FeatureTap(self._open_hooks(), layers), self._open_runner()
         trial.tap = tap
         with map_errors():
             trial.run_chain([0, 0])  # builds a forward, and computes nothing
@@ -178,10 +184,10 @@ class MlxSession:
         can_run_ahead = run_ahead and not n and len(self.tokens) + 2 <= self.capabilities.context_size
         on_token = self._start_ahead if can_run_ahead else None
         ahead = self._ahead
-        if ahead is not None and not n and ahead[0].announced_token == root:
+        if ahead is not None and not n and ahead.follows(root):
             self._ahead = None
-            self._pending = PendingForward(root, draft, *ahead[1:])
-            return MlxScores(ahead[1].logits, on_token)
+            self._pending = replace(ahead, root=root)
+            return MlxScores(ahead.rows.logits, on_token)
         self._drop_ahead()
         if not draft.is_chain or self._lag > _MAX_LAG:
             self._settle()
@@ -191,7 +197,7 @@ class MlxSession:
             if draft.is_chain
             else self._start(self._runner.run_tree, len(self.tokens), root, draft, undo=before)
         )
-        self._pending = PendingForward(root, draft, rows, before)
+        self._pending = Forward(rows, before, draft, root)
         return MlxScores(rows.logits, on_token, draft)
 
     def commit(self, path: Sequence[int]) -> None:
@@ -288,7 +294,7 @@ class MlxSession:
 
     def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool:
         self._rewind(0)
-        fresh, tap = self._openers[0](), self._runner.tap
+        fresh, tap = self._open_runner(), self._runner.tap
         try:
             with map_errors():
                 fresh.caches.load(mx.load(BytesIO(state), format="safetensors"))
@@ -352,12 +358,12 @@ class MlxSession:
         """Start the next plain forward on the token [1] that `scores` have just decided on."""
         caches = self._runner.caches.take_snapshot()
         before = Snapshot(len(self.tokens) + 1, caches)  # the caches hold the root already
-        self._ahead = scores, self._start(self._runner.run, token[None], undo=before), before
+        self._ahead = Forward(self._start(self._runner.run, token[None], undo=before), before, after=scores)
 
     def _drop_ahead(self) -> None:
         ahead, self._ahead = self._ahead, None
         if ahead is not None:
-            self._runner.caches.restore(ahead[2].caches)
+            self._runner.caches.restore(ahead.before.caches)
 
     def _drop_pending(self) -> None:
         pending, self._pending = self._pending, None
@@ -368,7 +374,7 @@ class MlxSession:
     def _sync(self) -> None:
         """Append the tokens that a rollout has left on the device. Raises BackendError once the session is closed."""
         if self._is_closed:
-            raise BackendError("the session is closed.", hint="Open another.")
+            raise BackendError("the session is closed.")
         if self._lazy is not None:
             self.tokens += self._lazy.tokens[:-1].tolist()
             self._lazy = None
@@ -435,7 +441,7 @@ class MlxSession:
         if found is not None:
             caches.restore(found[1])
             return found[0]
-        fresh = self._openers[0]()
+        fresh = self._open_runner()
         self._runner, fresh.tap = fresh, self._runner.tap
         self._checkpoints.clear()
         return 0

@@ -211,7 +211,7 @@ class SharedKVSession:
     def _sync(self) -> None:
         """Drop the tail if the target has changed. Raises BackendError once the session is closed."""
         if self._is_closed:
-            raise BackendError("the session is closed.", hint="Open another.")
+            raise BackendError("the session is closed.")
         if self._target.bound is not self:
             self._drop_tail()
 

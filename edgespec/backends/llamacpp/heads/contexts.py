@@ -10,8 +10,8 @@ import numpy as np
 
 from edgespec.backends.features import Features
 from edgespec.backends.head_session import HeadRunner
+from edgespec.backends.llamacpp.abi import find_function
 from edgespec.backends.llamacpp.batch import NativeBatch
-from edgespec.backends.llamacpp.functions import find_function
 from edgespec.backends.llamacpp.hidden_states import Floats, float_rows
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.native_context import NativeContext

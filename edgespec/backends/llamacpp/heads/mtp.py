@@ -6,10 +6,11 @@ from functools import partial
 from pathlib import Path
 
 from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
+from edgespec.backends.llamacpp.abi import MTP_CHAINS, MTP_TENSORS
 from edgespec.backends.llamacpp.heads.checks import OpenContext, require
 from edgespec.backends.llamacpp.heads.contexts import AssistantContext, ChainContext, HeadContext
 from edgespec.backends.llamacpp.model import LlamaModel
-from edgespec.backends.llamacpp.shape import count_blocks
+from edgespec.backends.llamacpp.rewrite import count_blocks
 from edgespec.formats.gguf import Header, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
@@ -20,25 +21,6 @@ from edgespec.formats.heads import HeadSpec
 # embeddings and the output matrix. llama.cpp runs one in a context of its own, whose rows are a token and the state of
 # the token before. A pair has the position of that state; rotary positions are relative.
 
-
-# Architectures with an MTP graph, of 0.3.36, and the tensors without which that aborts the process although the file
-# loads. deepseek4's hidden states are wider than those of other layers, glm5-next's graph is not written yet.
-_TENSORS: dict[str, tuple[str, ...]] = {
-    "bailingmoe3": (),
-    "cohere2moe": ("ffn_gate_inp",),
-    "deepseek2": ("ffn_gate_inp", "attn_k_b"),
-    "deepseek32": ("ffn_gate_inp", "attn_k_b"),
-    "glm-dsa": ("ffn_gate_inp", "attn_k_b"),
-    "glm4moe": ("ffn_gate_inp",),
-    "hy_v3": (),
-    "mimo2": ("attn_qkv", "ffn_gate", "ffn_up", "ffn_down"),
-    "nemotron_h_moe": ("ffn_gate_inp", "nextn.shared_head_norm"),
-    "qwen35": (),
-    "qwen35moe": ("ffn_gate_inp",),
-    "qwen3next": ("ffn_gate_inp",),
-    "step35": (),
-}
-_CHAINS = ("hy_v3", "mimo2", "step35")  # whose graphs run several layers, one for each drafted token
 _ALWAYS = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 _SAME_SHAPE = (
     *("embedding_length", "attention.key_length", "attention.value_length", "rope.dimension_count"),
@@ -74,17 +56,17 @@ def _read_model(path: Path) -> Header:
 def _check_layers(header: Header, path: Path) -> int:
     """The number of MTP layers. Raises Unsupported, InvalidModelFile where llama.cpp would abort the process."""
     architecture = header.architecture
-    if architecture not in _TENSORS:
+    if architecture not in MTP_TENSORS:
         raise Unsupported(f"llama.cpp runs no MTP layers of '{architecture}' models.", hint="Use --draft auto.")
     count, blocks = header.own("nextn_predict_layers") or 0, header.own("block_count") or 0
-    if count > 1 and architecture not in _CHAINS:
+    if count > 1 and architecture not in MTP_CHAINS:
         raise Unsupported(
             f"{path.name} has {count} MTP layers; llama.cpp runs one for '{architecture}'.", hint="Use --draft auto."
         )
     require(header, 0 < count < blocks, f"{count} of its {blocks} layers are MTP layers")
     held = {tensor.name for tensor in header.tensors}
     for block in range(blocks - count, blocks):
-        for name in (*_ALWAYS, *_TENSORS[architecture]):
+        for name in (*_ALWAYS, *MTP_TENSORS[architecture]):
             require(header, f"blk.{block}.{name}.weight" in held, f"its MTP layer lacks {name}")
     if header.metadata.get(f"{architecture}.attention.temperature_scale"):
         raise Unsupported("llama.cpp runs no MTP layers with a temperature of attention.", hint="Use --draft auto.")
