@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
-from edgespec.deadline import TookTooLong, time_limit
 from edgespec.errors import STOPS, reason_of
 
-_END = object()
 _MAX_EXCESS = 1e-3  # of the sum of single-precision probabilities over 1
-PATIENCE_S = 10.0
-"""For a call of a drafter that is not this package's; it may have a long text to read."""
 
 Learn = Callable[[Drafter, Sequence[Outcome]], None]
 
@@ -51,7 +47,7 @@ class DrafterSet:
         if not has_cheap_rows:
             self._drafters = tuple(each for each in self if not each.pads_batch) or self._drafters
         for drafter in self:
-            with self._dropping(drafter), limit_time(drafter):
+            with self._dropping(drafter):
                 drafter.begin(text, self._draw)
 
     def observe(self, done: Round, learn: Learn) -> None:
@@ -64,21 +60,19 @@ class DrafterSet:
         together = Round(done.text, passed + done.emitted, NO_DRAFT, (), 0, None) if passed else done
         for drafter in self:
             with self._dropping(drafter):
-                with limit_time(drafter):
-                    outcomes = tuple(drafter.observe(together if drafter.is_free else done))
-                learn(drafter, outcomes)
+                learn(drafter, tuple(drafter.observe(together if drafter.is_free else done)))
 
     def observe_passed(self, done: Round) -> None:
         """The drafters that take time hear of the round; the others hear of it together with a later one."""
         self._passed += done.emitted
         for drafter in self.timed:
             if type(drafter).observe is not Drafter.observe:
-                with self._dropping(drafter), limit_time(drafter):
+                with self._dropping(drafter):
                     drafter.observe(done)
 
     def pending_tokens(self, drafter: Drafter, text: Sequence[int]) -> int:
         """Tokens that it has yet to read; all of the text for a drafter that fails."""
-        with self._dropping(drafter), limit_time(drafter):
+        with self._dropping(drafter):
             if (n := drafter.pending_tokens(text)) < 0:
                 raise ValueError(f"it has {n} unread tokens")
             return n
@@ -89,7 +83,7 @@ class DrafterSet:
         before, tree.voter = len(tree), drafter.name
         try:
             with self._dropping(drafter):
-                for _ in _limit_each(drafter, drafter.expand(tree, text, limit)):
+                for _ in drafter.expand(tree, text, limit):
                     self._check(drafter, tree, before, limit)
                     before, tree.voter = len(tree), None
                     yield
@@ -105,7 +99,7 @@ class DrafterSet:
 
         Tokens on a device are not waited for.
         """
-        with self._dropping(drafter), limit_time(drafter):
+        with self._dropping(drafter):
             if (draft := drafter.draft_async(text, limit)) is None:
                 return None
             if len(draft) > limit.depth or not draft.is_chain or draft.q is not None:
@@ -144,32 +138,3 @@ class DrafterSet:
                 raise ValueError(f"token {token} is not drawn from the distribution that it gave")
             if not (abs(float(q.sum()) - 1.0) <= _MAX_EXCESS and q.min() >= 0):
                 raise ValueError(f"the probabilities that it gave are no distribution: they add up to {q.sum():.4g}")
-
-
-def limit_time(drafter: Drafter) -> AbstractContextManager[None]:
-    """Raises TimeoutError in a block where a drafter of another package takes longer than PATIENCE_S.
-
-    Those of this package have no limit: they run models.
-    """
-    return _NO_LIMIT if type(drafter).__module__.startswith("edgespec.") else _limit()
-
-
-_NO_LIMIT = nullcontext()
-
-
-@contextmanager
-def _limit() -> Iterator[None]:
-    try:
-        with time_limit(PATIENCE_S):
-            yield
-    except TookTooLong as error:
-        raise TimeoutError(f"it took more than {PATIENCE_S:g} seconds") from error
-
-
-def _limit_each(drafter: Drafter, units: Iterator[None]) -> Iterator[None]:
-    """The units of an expansion; the time between them is not the drafter's."""
-    while True:
-        with limit_time(drafter):
-            if next(units, _END) is _END:
-                return
-        yield

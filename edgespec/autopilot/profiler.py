@@ -10,7 +10,6 @@ from time import perf_counter
 
 import numpy as np
 
-from edgespec.autopilot.drafter_set import limit_time
 from edgespec.autopilot.profile import DraftCost, Profile
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.long_context import extend_cache
@@ -157,18 +156,15 @@ def measure_drafter(
     `fill` makes its target read all of them but the last, the root: a head reads the hidden states of a token once.
     Raises what the drafter raises.
     """
-    with limit_time(drafter):
-        drafter.begin(tokens[:1], None)
+    drafter.begin(tokens[:1], None)
     reading_s = []
     n_unread = 0
     for _ in range(2):  # the first is the warm-up
         check_cancelled()
-        with limit_time(drafter):
-            drafter.begin(tokens[-1:], None)  # another text, so that the tokens are read again
+        drafter.begin(tokens[-1:], None)  # another text, so that the tokens are read again
         fill()
-        with limit_time(drafter):
-            drafter.begin(tokens, None)
-            n_unread = drafter.pending_tokens(tokens) - 1
+        drafter.begin(tokens, None)
+        n_unread = drafter.pending_tokens(tokens) - 1
         reading_s.append(sum(_time_units(drafter, tokens, Budget(1, 1))))
     lengths = [n for n in _BLOCKS if n <= drafter.block_size] if drafter.block_size > 1 else [1]
     units: dict[int, float] = {}
@@ -222,20 +218,18 @@ def _expect_s(times: Mapping[int, Sequence[float]], rows: int) -> float:
 
 def _time_units(drafter: Drafter, tokens: Sequence[int], limit: Budget) -> list[float]:
     times = []
-    with limit_time(drafter):
-        started = perf_counter()
-        for _ in drafter.expand(DraftTree(), tokens, limit):
-            now = perf_counter()
-            times.append(now - started)
-            started = now
+    started = perf_counter()
+    for _ in drafter.expand(DraftTree(), tokens, limit):
+        now = perf_counter()
+        times.append(now - started)
+        started = now
     return times
 
 
 def _time_chain(drafter: Drafter, tokens: Sequence[int], n: int) -> list[float]:
     """Seconds of each token of a chain that the device computes without the host; none where there is no such chain."""
     started = perf_counter()
-    with limit_time(drafter):
-        chain = drafter.draft_async(tokens, Budget(n, n))
+    chain = drafter.draft_async(tokens, Budget(n, n))
     if chain is None or not len(chain.tokens):  # reading the tokens waits for the device
         return []
     return [(perf_counter() - started) / len(chain)] * len(chain)

@@ -36,23 +36,24 @@ def plan_command(model: str | None, no_speed: bool, as_json: bool, **options: An
     The speed is estimated from how fast this machine reads weights of each type, which is measured once.
     """
     from edgespec.cli.engine import run_work
-    from edgespec.models.report import format_plan, report_plan
+    from edgespec.models.report import PlanReport, report_plan
+    from edgespec.models.report_text import format_plan
 
     request = replace(load_config(model, {**options, "force": True}), fetch_heads=True)
     registry, hub = open_hub()
 
-    def work() -> Iterator[dict[str, Any]]:
+    def work() -> Iterator[PlanReport]:
         yield from report_plan(request, registry, hub, report_activity, measure=not no_speed)
 
     try:
         with reporting(TerminalReporter()):
-            *_, facts = work() if no_speed else run_work(work)
+            *_, report = work() if no_speed else run_work(work)
     except HubUnreachable as error:
         report_activity("")
         _plan_by_registry(request, registry, hub, error, as_json=as_json)
         return
     report_activity("")
-    print_result(facts, format_plan(facts), as_json=as_json)
+    print_result(report.to_dict(), format_plan(report), as_json=as_json)
 
 
 def _plan_by_registry(

@@ -25,11 +25,11 @@ from edgespec.cli.models import backend_option
 def show_command(model: str | None, ctx: int | None, backend: str, as_json: bool) -> None:
     """Show a model's architecture, size, memory and draft. Reads only the header if it is not downloaded."""
     from edgespec.backends.options import LoadOptions
+    from edgespec.cli.facts import format_facts
     from edgespec.formats.mlx_folder import Folder
     from edgespec.models.fit import estimate_memory
     from edgespec.models.heads import find_head
     from edgespec.models.load_config import LoadConfig
-    from edgespec.models.report import format_facts
     from edgespec.models.resolve import read_metadata, resolve_pair
     from edgespec.models.target import choose_backend
 

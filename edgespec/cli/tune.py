@@ -24,10 +24,13 @@ from edgespec.cli.output import print_result
 from edgespec.cli.terminal import TerminalReporter
 from edgespec.errors import ContextOverflow, InvalidRequest
 from edgespec.options import DRAFT
+from edgespec.units import significant
 
 if TYPE_CHECKING:
     from edgespec.autopilot.profile import Profile
     from edgespec.client.local import LocalEngine
+
+_TABLE_ROWS = (1, 4, 16)
 
 
 @click.command("tune")
@@ -46,7 +49,6 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     from edgespec.autopilot.profiler import CONTEXTS
     from edgespec.autopilot.stats import DraftStats
     from edgespec.cli.engine import open_engine
-    from edgespec.models.report import format_costs
 
     if options["draft"] == "none":
         raise InvalidRequest("there is nothing to tune without a draft.", hint="Use --draft auto or ngram.")
@@ -67,7 +69,7 @@ def tune_command(model: str | None, seconds: float, max_tokens: int, as_json: bo
     drafts = (
         f"{1000 * cost.seconds(1):.2f} ms for a token or block of {name}" for name, cost in profile.drafts.items()
     )
-    lines = [*(settings.describe() if settings is not None else ()), *drafts, *format_costs(profile)]
+    lines = [*(settings.describe() if settings is not None else ()), *drafts, *_format_costs(profile)]
     speed = f"{loaded.info.name}: {1 / profile.rows[1]:.1f} tokens/s plain"
     print_result(facts, (speed, *(f"  {line}" for line in lines)), as_json=as_json)
     return INTERRUPTED if interrupted else 0
@@ -93,3 +95,11 @@ def _practise(local: LocalEngine, max_tokens: int) -> bool:
     finally:
         reporter.end_bar()
     return False
+
+
+def _format_costs(profile: Profile) -> Iterator[str]:
+    """Lines of milliseconds of a forward by tokens of context and rows, with what was measured."""
+    yield "milliseconds of a forward of n rows, by tokens of context:"
+    for context, by_rows in {0: profile.rows, **{n: each.rows for n, each in profile.longer.items()}}.items():
+        rows = "  ".join(f"{n}: {significant(s * 1e3)}" for n, s in by_rows.items() if n in _TABLE_ROWS)
+        yield f"  {context:7,}  {rows}"

@@ -26,6 +26,7 @@ from edgespec.models.references import Alias, HubFile, HubQuant, HubReference, H
 from edgespec.models.registry import Acceptance, Registry, SamplingDefaults
 from edgespec.models.resolve import Source, fetch_source, read_metadata, resolve_pair
 from edgespec.models.target import choose_backend, naming_entry
+from edgespec.models.versions import Card
 from edgespec.progress import notice
 from edgespec.units import count
 
@@ -69,8 +70,12 @@ class Plan:
     @property
     def findings(self) -> list[str]:
         """Sentences that say which heads 'auto' has found, and which adapted drafts are used; a load says them too."""
-        cards = [each.card for each in self.drafters if each.card is not None]
-        return [*(each.found for each in self.drafters if each.found), *map(describe_version, cards)]
+        return [*(each.found for each in self.drafters if each.found), *map(describe_version, self.cards)]
+
+    @property
+    def cards(self) -> list[Card]:
+        """The adapted versions of drafts that are used."""
+        return [each.card for each in self.drafters if each.card is not None]
 
     @property
     def self_draft(self) -> SelfDraftSpec | None:

@@ -14,7 +14,7 @@ from tests.gguf_models import REPOSITORY
 PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
-    ("cancel", "deadline", "errors", "files", "folders", "installation", "options", "progress", "sockets", "units"),
+    ("cancel", "errors", "files", "folders", "installation", "options", "progress", "sockets", "units"),
     ("databases", "isolated", "proxies"),
     ("core", "formats", "memory", "text"),
     ("machines",),
@@ -34,7 +34,6 @@ RUNTIMES = ("llama_cpp", "mlx", "mlx_lm")
 ALLOWED = {
     "cancel": set(),
     "databases": set(),
-    "deadline": set(),
     "errors": set(),
     "isolated": {"psutil"},
     "files": set(),

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from time import sleep
 from typing import Any
 
 import numpy as np
 import pytest
 
-from edgespec import deadline
-from edgespec.autopilot import drafter_set
 from edgespec.autopilot.acceptance import AcceptanceModel
 from edgespec.autopilot.drafter_set import DrafterSet
 from edgespec.core.draft_tree import DraftTree
@@ -112,57 +109,6 @@ def test_a_drafter_that_raises_is_dropped_and_the_others_go_on(method: str, erro
     assert drive(drafters).votes == [{"good": 0.5}] * 4
     assert len(bad.calls) == heard, "it is not called again"
     assert good.calls == ["begin", "unread", "draft_async", "expand", "observe"] * 2
-
-
-class Endless(Counting):
-    """It does not return from a method, whatever is raised in it at first."""
-
-    def _note(self, method: str) -> None:
-        if method != self._fails_in:
-            return
-        stubborn = True
-        while True:
-            try:
-                while True:
-                    pass
-            except BaseException:
-                if not stubborn:
-                    raise
-                stubborn = False
-
-
-@pytest.mark.parametrize("method", ["begin", "unread", "draft_async", "expand", "observe"])
-def test_a_drafter_that_does_not_return_is_dropped(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafter_set, "PATIENCE_S", 0.3)
-    drafters = DrafterSet([Endless("bad", method), Counting("good")], V)
-    drive(drafters)
-    assert drafters.failures == {"bad": "it took more than 0.3 seconds."}
-    assert drive(drafters).votes == [{"good": 0.5}] * 4
-
-
-def test_an_error_that_comes_while_a_block_ends_is_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, ends = deadline._watch(), []
-
-    def end(thread: int) -> None:
-        ends.append(thread)
-        if len(ends) == 1:
-            raise deadline.TookTooLong  # as where the block takes until its limit
-        deadline._Watch.end(watch, thread)
-
-    monkeypatch.setattr(watch, "end", end)
-    with pytest.raises(deadline.TookTooLong), deadline.time_limit(0):
-        pass
-    assert len(ends) == 2 and not watch._ends
-    sleep(3 * deadline._LOOK_S)  # nothing is raised here
-
-
-def test_the_time_between_units_is_not_the_drafters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drafter_set, "PATIENCE_S", 0.3)
-    drafters = DrafterSet([Counting("slow reader")], V)
-    units = drafters.expand(next(iter(drafters)), DraftTree(), TEXT, LIMIT)
-    next(units)
-    sleep(0.9)
-    assert len(list(units)) == 3 and not drafters.failures
 
 
 @pytest.mark.parametrize("method", ["begin", "unread", "draft_async", "expand", "observe"])

@@ -87,9 +87,9 @@ def test_the_version_in_use_takes_the_place_of_its_base(
     assert drafter.label == f"{model_of(before).label} (version 1)"
     assert found.findings == [f"Drafting with version 1 of the draft, adapted on {card.date}."]
     assert found.fit.draft != before.fit.draft, "the memory of the version's own file"
-    assert describe_plan(before)["adapted_drafts"] == [] and describe_plan(found)["adapted_drafts"] == [
-        {"base": "draft", "version": 1, "date": card.date, "tokens_per_round": 2.5, "tokens_per_round_of_base": 2.0}
-    ]
+    assert describe_plan(before).to_dict()["adapted_drafts"] == [] and describe_plan(found).to_dict()[
+        "adapted_drafts"
+    ] == [{"base": "draft", "version": 1, "date": card.date, "tokens_per_round": 2.5, "tokens_per_round_of_base": 2.0}]
     assert found.sources == [found.target, LocalModel(version.path, "gguf")] and heard.notices == []
     pair.use(BASE)
     assert model_of(planned(draft, backend=backend)).label == model_of(before).label

@@ -101,7 +101,7 @@ def test_the_targets_own_head(tmp_path: Path, planned: Planned, heard: Heard) ->
     assert taken(named) == [("mtp", "mtp")] and named.options.mtp
     other = planned(target, "eagle3")
     assert taken(other) == [("eagle3", "head.gguf")] and not other.options.mtp
-    facts = describe_plan(found)
+    facts = describe_plan(found).to_dict()
     assert facts["draft"] == "ngram+mtp" and facts["draft_models"] == []
     (head,) = facts["heads"]
     assert (head["head"], head["kind"], head["in_target"], head["weights_bytes"]) == ("mtp", "mtp", True, 0)
@@ -162,7 +162,7 @@ def test_folders_beside_a_folder(tmp_path: Path, planned: Planned, heard: Heard)
     found = planned(target, backend="mlx")
     assert taken(found) == [("ngram", "ngram"), ("eagle3", "head")]
     assert found.findings == [f"Drafting with {head}, an EAGLE-3 head that lies beside the target."]
-    facts = describe_plan(found)["heads"][0]
+    facts = describe_plan(found).to_dict()["heads"][0]
     assert facts["kv_bytes"] > 128 * H * 2, "a state of each position besides keys and values"
     write_folder(head, states | {"vocab_size": V + 1}, {})
     assert taken(planned(target, backend="mlx")) == [("ngram", "ngram")]

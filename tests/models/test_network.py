@@ -19,7 +19,8 @@ from edgespec.models.load_config import LoadConfig
 from edgespec.models.network import Network, find_network
 from edgespec.models.plan import plan
 from edgespec.models.registry import load_registry
-from edgespec.models.report import describe_plan, format_plan
+from edgespec.models.report import describe_plan
+from edgespec.models.report_text import format_plan
 from edgespec.models.speed import SpeedEstimate
 from tests.backends.assistant_heads import make_assistant, make_target
 from tests.gguf_models import TARGET
@@ -85,15 +86,16 @@ def test_a_plan_that_is_forced_tells_what_this_machine_lacks() -> None:
     with lending((64 * GIB, 65 * GIB)) as address:
         config = LoadConfig(load=options(address), force=True)
         found = plan(config, load_registry(), Hub.from_environment(), Heard())
-    assert found.fit.own is not None and describe_plan(found)["fits"]
+    assert found.fit.own is not None and describe_plan(found).fits
     assert found.fit.draft is not None
     target, draft = found.fit.target.total, found.fit.draft.total
     for lacking, fits_without_draft in ((draft, True), (draft + 1, False)):
         here = Memory(RESERVE_BYTES + target // 2 + draft - lacking)
-        facts = describe_plan(replace(found, fit=replace(found.fit, own=(here, 0.5))))
+        report = describe_plan(replace(found, fit=replace(found.fit, own=(here, 0.5))))
+        facts = report.to_dict()
         assert not facts["fits"] and facts["fits_without_draft"] == fits_without_draft
         assert facts["needed_bytes"] < facts["free_bytes"] and facts["lacking_here_bytes"] == lacking
-        told = "\n".join(format_plan(facts))
+        told = "\n".join(format_plan(report))
         assert "DOES NOT FIT: needs" in told and "this machine lacks" in told
         assert ("fits without the draft model" in told) == fits_without_draft
 

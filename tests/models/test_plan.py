@@ -17,7 +17,8 @@ from edgespec.models.load_config import LoadConfig, MemoryOptions
 from edgespec.models.network import PROCESS_BYTES
 from edgespec.models.plan import Plan, _free, plan
 from edgespec.models.registry import Registry, load_registry
-from edgespec.models.report import describe_plan, format_plan, report_plan
+from edgespec.models.report import describe_plan, report_plan
+from edgespec.models.report_text import format_plan
 from edgespec.models.speed import MachineSpeed
 from edgespec.units import GIB
 from tests.formats.ggufs import TOKENS, write_gguf
@@ -286,18 +287,18 @@ def test_no_speed_is_foretold_for_a_model_that_is_partly_on_a_gpu(
     monkeypatch.setattr("edgespec.models.report.measure_speed", measure)
     load = LoadOptions(threads=1, context_size=CONTEXT, gpu_layers=layers)
     request = LoadConfig(str(TARGET), "llamacpp", "none", load=load)
-    *_, facts = report_plan(request, load_registry(), Hub.from_environment(), heard)
+    *_, report = report_plan(request, load_registry(), Hub.from_environment(), heard)
     assert bool(measured) == foretold
-    assert facts["not_foretold"].startswith("its type" if foretold else "a part of it is on the GPU")
+    assert report.to_dict()["not_foretold"].startswith("its type" if foretold else "a part of it is on the GPU")
 
 
 def test_the_report_shows_all_drafters(folder: Path, paired: Registry, heard: Heard) -> None:
     found = planned(paired, heard)
-    facts = describe_plan(found)
+    facts = describe_plan(found).to_dict()
     assert facts["draft"] == f"ngram+{folder}/draft.gguf+{folder}/pard.gguf"
     assert facts["draft_models"] == [f"{folder}/draft.gguf", f"{folder}/pard.gguf"]
     assert found.fit.draft is not None and facts["draft_bytes"] == found.fit.draft.total
-    lines = list(format_plan(facts))
+    lines = list(format_plan(describe_plan(found)))
     assert lines[0] == "here on llamacpp, drafted by ngram+draft.gguf+pard.gguf"
     assert any(line.startswith("  draft models: ") for line in lines)
     alone = list(format_plan(describe_plan(planned(paired, heard, "model"))))
