@@ -168,7 +168,9 @@ def train(run: Run, draft: Path, teacher: Teacher, texts: Sequence[TrainingText]
     start_s = process_time()
     with tempfile.TemporaryDirectory() as folder:
         parts = Parts(texts, teacher, Path(folder), seed=run.options.seed)
-        result = Trainer(student.network, distillation, parts, run.options, Path(folder), FREE).run()
+        result = Trainer(student.network, distillation, parts, run.options, Path(folder), FREE).run(
+            lambda progress: None
+        )
     student.network.eval()
     return student, {
         "tokens_trained": count_tokens(texts),

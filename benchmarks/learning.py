@@ -47,7 +47,7 @@ class Reader(Teacher):
     """A target that reads each window once, with the processor time that this took."""
 
     def __init__(self, session: Session) -> None:
-        super().__init__(session, lambda: None)
+        super().__init__(session)
         self._parts: dict[tuple[bytes, int], Part] = {}
         self.seconds, self.n_tokens = 0.0, 0
 
@@ -102,7 +102,7 @@ class Learner:
             parts.fill(lambda done, total: None)
             began_s += process_time() - read_s
             trainer = Trainer(student.network, distillation, parts, self.options, Path(folder), _UNHURRIED)
-            result = trainer.run()
+            result = trainer.run(lambda progress: None)
         gain = compare(before, measure_chains(student.network, held_out, DEPTH))
         if gain.is_better:
             card = Card("model", "", "", 0, gain, result.seconds / 60)

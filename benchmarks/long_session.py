@@ -32,12 +32,13 @@ import psutil
 from benchmarks.harness import EDGESPEC, REPOSITORY, print_result
 from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import check_cancelled
 from edgespec.chat import Store
 from edgespec.chat.state import Chat
 from edgespec.client.local import LocalEngine
 from edgespec.client.stream import Stream
 from edgespec.core.metrics import Meter
-from edgespec.core.protocols import CheckCancelled, Step
+from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.engine.model_info import ModelInfo
@@ -179,11 +180,11 @@ class Replay(LocalEngine):
     def stream(self, request: Request, speculation: Speculation | None = None) -> Stream[Event]:
         """An answer that only ends when it is cancelled."""
 
-        def work(check: CheckCancelled) -> Iterator[Event]:
+        def work() -> Iterator[Event]:
             start_s, meter = perf_counter(), Meter(1, perf_counter())
             tokens = list_tokens()
             for i in range(10**9):
-                check()
+                check_cancelled()
                 at_s = start_s + max(0, i - self._streamed) / self._rate
                 sleep(max(0.0, at_s - perf_counter()))
                 step = Step(i, (0,), int(i % 3 == 0), int(i % 3 == 0), int(i % 3 == 0), perf_counter(), 0, 0.01)

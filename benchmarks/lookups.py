@@ -228,7 +228,7 @@ def summarize(arm: Arm, plain: Arm, first: Arm) -> dict[str, Any]:
         pairs = {key: (arm.speeds[key], other.speeds[key]) for key in arm.speeds}
         return [statistics.median(a / b for a, b in zip(*each, strict=True) if b) for each in pairs.values()]
 
-    sources = Counter(step.decision.source for step in arm.steps if step.decision and step.n_drafted)
+    sources = Counter(step.decision.drafter for step in arm.steps if step.decision and step.n_drafted)
     tested = sum(step.n_drafted for step in arm.steps)
     return {
         "arm": arm.name,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise, product, zip_longest
 from pathlib import Path
 from shutil import copyfile
@@ -58,8 +58,8 @@ class TimedModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def open_session(self, check: Callable[[], None] = lambda: None) -> Session:
-        return cast(Session, _TimedSession(self._model.open_session(check), self))
+    def open_session(self) -> Session:
+        return cast(Session, _TimedSession(self._model.open_session(), self))
 
 
 class _TimedSession:
@@ -135,8 +135,8 @@ def compare(
         for speculation in (PLAIN, other) if turn % 2 == 0 else (other, PLAIN):
             metrics, steps = run_once(engine, speculation, request, draft)
             speeds[speculation] = metrics.tokens_per_second or 0.0
-            if speculation is other and metrics.times_plain:
-                said[prompt.id].append(metrics.times_plain)
+            if speculation is other and metrics.speedup:
+                said[prompt.id].append(metrics.speedup)
             arm = "plain arm, plain" if speculation is PLAIN else "autopilot, "
             for kind, host in host_times(steps):
                 hosts[arm if speculation is PLAIN else arm + kind].append(host)

@@ -34,6 +34,7 @@ from edgespec.engine.team import load_leading
 from edgespec.formats.gguf_validate import read_file
 from edgespec.machines.ranks import RANK, listen_for_ranks, take_ranks
 from edgespec.models.resolve import LocalModel
+from edgespec.progress import reporting
 
 _RANK_0 = "rank0"  # the first argument of the process that decides
 _PORT = 32323
@@ -166,7 +167,8 @@ def _lead(target: str, sizes: str) -> None:
     with ExitStack() as stack:
         alone = stack.enter_context(closing(Engine(load_model("mlx", path, options), [], PLAIN)))
         pair = list_loaded(model=load_model("mlx", DRAFT, options))
-        split = load_leading(LocalModel(path, "mlx"), path, options, _Reporter())
+        with reporting(_Reporter()):
+            split = load_leading(LocalModel(path, "mlx"), path, options)
         engine = stack.enter_context(closing(Engine(split, pair, PLAIN)))
         client = Client(engine, alone, **json.loads(sizes))
         for _ in sys.stdin:

@@ -132,7 +132,7 @@ def open_chat(model: str | None, tokens: int, threads: int, stack: ExitStack) ->
             rounds.append((each.n_drafted, len(each.tokens), spent_us, drafting_us, each.plain_steps))
             at_s = each.at_s
         share = sum(each[3] for each in rounds) / sum(each[2] for each in rounds)
-        return Answer(metrics.tpot_s, metrics.times_plain, metrics.tau * (1 - share), rounds)
+        return Answer(metrics.tpot_s, metrics.speedup, metrics.tau * (1 - share), rounds)
 
     return ask
 
@@ -151,7 +151,7 @@ def open_run(model: str | None, tokens: int, threads: int) -> Ask:
         if metrics["tpot_s"] is None:
             return None
         share = metrics["draft_s"] / (metrics["tpot_s"] * (metrics["emitted_tokens"] - 1))
-        return Answer(metrics["tpot_s"], metrics["times_plain"], metrics["tau"] * (1 - share))
+        return Answer(metrics["tpot_s"], metrics["speedup"], metrics["tau"] * (1 - share))
 
     return ask
 

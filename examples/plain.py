@@ -8,5 +8,5 @@ with edgespec.load() as model:  # the demo model, or another one by its name
 print(reply)
 print(f"[{reply.finish_reason}: {len(reply.tokens)} tokens, {reply.stats.tokens_per_second:.0f} tokens/s,")
 print(f" {reply.stats.tau:.2f} tokens per forward of the target]")
-if reply.stats.times_plain is not None:  # None until some rounds without a draft were measured
-    print(f"{reply.stats.times_plain:.2f}x plain decoding")
+if reply.stats.speedup is not None:  # None until some rounds without a draft were measured
+    print(f"{reply.stats.speedup:.2f}x plain decoding")

@@ -28,6 +28,7 @@ from time import monotonic
 import click
 
 from benchmarks.harness import print_result
+from edgespec.cancel import cancellable
 from edgespec.errors import Cancelled
 from edgespec.isolated import ChildDied, run_in_child
 from laboratory.architecture_arms import ARMS, End, decode_arms
@@ -87,7 +88,8 @@ def sweep_model(model: Path, arms: Sequence[str]) -> dict[str, End]:
         while missing := [arm for arm in arms if arm not in ends]:
             end = "death"
             try:
-                run_in_child(decode_arms, model, missing, record, check=check)
+                with cancellable(check):
+                    run_in_child(decode_arms, model, missing, record)
             except Cancelled:
                 end, until_s = "hang", monotonic() + _LIMIT_S
             except ChildDied:

@@ -76,7 +76,7 @@ def _join_two() -> tuple[object, ...]:
     follower = start_rank(1, hosts, stdout=None, stderr=None)
     os.environ.update(hosts)  # read by MLX
     listen_for_ranks(ranks)
-    lead.mlx_leader(lambda: None)
+    lead.mlx_leader()
     set_rank_address(None)  # other tests of this process load models as ever
     return folder, follower
 

@@ -14,6 +14,7 @@ from time import sleep
 
 import pytest
 
+from edgespec.cancel import cancellable
 from edgespec.errors import Cancelled
 from edgespec.isolated import ChildDied, Helper, answer_questions, run_in_child
 
@@ -29,8 +30,8 @@ def test_cancelling_ends_its_own_process_alone() -> None:
         if n_checks > 2:
             raise Cancelled
 
-    with pytest.raises(Cancelled):
-        run_in_child(sleep, 60, check=check)
+    with pytest.raises(Cancelled), cancellable(check):
+        run_in_child(sleep, 60)
     other.join(0.5)
     assert other.is_alive()
     other.kill()
@@ -39,11 +40,7 @@ def test_cancelling_ends_its_own_process_alone() -> None:
 
 def test_a_script_without_a_guard_runs_once(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(
-        "from edgespec.isolated import run_in_child\n"
-        "print('once')\n"
-        "print(run_in_child(divmod, 7, 2, check=lambda: None))\n"
-    )
+    script.write_text("from edgespec.isolated import run_in_child\nprint('once')\nprint(run_in_child(divmod, 7, 2))\n")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert done.stdout == "once\n(3, 1)\n"
 

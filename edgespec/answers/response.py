@@ -69,8 +69,8 @@ class Done:
         """
         m = self.metrics
         n_read, n_after = m.prompt_tokens - m.cached_tokens, max(0, m.emitted_tokens - 1)
-        plain = m.tokens_per_second / m.times_plain if m.tokens_per_second and m.times_plain else None
-        own = {"tau": m.tau, "plain_per_second": plain, "times_plain": m.times_plain}
+        plain = m.tokens_per_second / m.speedup if m.tokens_per_second and m.speedup else None
+        own = {"tau": m.tau, "plain_per_second": plain, "speedup": m.speedup}
         lost: dict[str, int | str] = (
             {} if self.loss is None else {"cache_lost_n": self.loss.tokens, "cache_lost_reason": str(self.loss)}
         )

@@ -52,7 +52,7 @@ def summarize(metrics: Mapping[str, Any], *, may_draft: bool = False) -> str:
     parts = [f"{n_tokens} token{'s' if n_tokens != 1 else ''}"]
     if speed := metrics.get("tokens_per_second"):
         parts.append(f"{speed:.1f} tok/s")
-    if speedup := metrics.get("times_plain"):
+    if speedup := metrics.get("speedup"):
         parts.append(f"{speedup:.2f}x plain decoding")
     if n_drafted:
         parts.append(f"{metrics.get('accepted_tokens')} of {n_drafted} drafted accepted")
@@ -62,7 +62,7 @@ def summarize(metrics: Mapping[str, Any], *, may_draft: bool = False) -> str:
 
 
 _COUNTED = ("emitted_tokens", "drafted_tokens", "accepted_tokens")
-_STORED = (*_COUNTED, "tau", "tokens_per_second", "times_plain", "ttft_s")
+_STORED = (*_COUNTED, "tau", "tokens_per_second", "speedup", "ttft_s")
 
 
 def sum_metrics(earlier: Mapping[str, Any], finished: Finished | None) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class _BaseModel:
     def stats(self) -> Metrics:
         """Metrics of the generation that finished last. Raises InvalidRequest before the first one.
 
-        `tokens_per_second`, `acceptance_rate`, `tau` (emitted tokens per target forward), `times_plain` (speed over
+        `tokens_per_second`, `acceptance_rate`, `tau` (emitted tokens per target forward), `speedup` (speed over
         that of plain decoding, for 32 tokens or more, some of them drafted), and times in seconds.
         """
         if self._stats is None:
@@ -142,7 +142,7 @@ class Model(_BaseModel):
         return ReplyStream(*self._prepare("chat", _to_messages(messages), arguments)).read()
 
     def stream(self, prompt: Prompt, **arguments: Unpack[GenerationArguments]) -> ReplyStream:
-        """The pieces of `generate` (for a text) or `chat` (for messages), each with its origin: the drafter that
+        """The pieces of `generate` (for a text) or `chat` (for messages), each with its drafter: the one that
         proposed it, '' for the target itself. Raises InvalidRequest; the stream raises any EdgespecError.
         """
         return ReplyStream(*self._prepare("stream", prompt, arguments))

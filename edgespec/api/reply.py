@@ -73,7 +73,7 @@ class _Answer(ABC):
         self._reply: Reply | None = None
         self._texts: dict[Channel, str] = {"answer": "", "reasoning": ""}
         self._calls: list[ToolCall] = []
-        self._origin = ""  # of the latest piece; a reader may have held back its text
+        self._drafter = ""  # of the latest piece; a reader may have held back its text
         self._pieces = self._read()
 
     @abstractmethod
@@ -89,14 +89,14 @@ class _Answer(ABC):
 
     def _add(self, event: Event) -> Iterator[Piece]:
         if isinstance(event, Piece):
-            self._origin = event.origin
+            self._drafter = event.drafter
         elif isinstance(event, Notice):
             LOG.warning(event.text)
         for part in self._response.parts(event):
             if isinstance(part, TextDelta | ReasoningDelta):
                 channel: Channel = "answer" if isinstance(part, TextDelta) else "reasoning"
                 self._texts[channel] += part.text
-                yield Piece(part.text, channel, self._origin)
+                yield Piece(part.text, channel, self._drafter)
             elif isinstance(part, CallEnd):
                 self._calls.append(part.call)
         if isinstance(event, Finished):

@@ -232,8 +232,8 @@ class Adaptive:
         drafted = {call.drafter.name: sum(call.units)} if call is not None else {}
         if not size.nodes and not drafted:
             return self._decode_plain(_NO_DRAFT_REASON)
-        sources = list(dict.fromkeys(name for source in draft.sources for name in source.split("+"))) or list(drafted)
+        names = list(dict.fromkeys(name for drafter in draft.drafters for name in drafter.split("+"))) or list(drafted)
         if not size.nodes:
             reason = "the draft is not worth verifying"
-        self.decision = Decision("+".join(sources), reason, size.tokens, size.seconds, drafted)
+        self.decision = Decision("+".join(names), reason, size.tokens, size.seconds, drafted)
         return draft

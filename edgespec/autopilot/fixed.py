@@ -67,7 +67,7 @@ class FixedLength:
 
     def _decide(self, draft: Draft, source: str = "") -> Draft:
         """`draft`; states who made it: `source`, or the drafters that its tokens name."""
-        names = dict.fromkeys(name for each in draft.sources for name in each.split("+"))
+        names = dict.fromkeys(name for each in draft.drafters for name in each.split("+"))
         self.decision = Decision(source or "+".join(names) or "none", _REASON)
         return draft
 

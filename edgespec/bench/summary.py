@@ -22,8 +22,8 @@ _COLUMNS = 100
 
 _LEGEND = (
     "arms: a drafter with a number drafts that many tokens in every round; the autopilot may ask all drafters; "
-    "'autopilot cold' starts each prompt without statistics. x plain: tokens/s over plain decoding, geometric mean of "
-    "n results. decile: 10th percentile of x plain. below 1: results slower than plain decoding. tau: tokens per "
+    "'autopilot cold' starts each prompt without statistics. speedup: tokens/s over plain decoding, geometric mean of "
+    "n results. decile: 10th percentile of the speedup. below 1: results slower than plain decoding. tau: tokens per "
     "target forward. p99 ms: 99th percentile of the time of a step. oracle: the fastest of plain decoding and the "
     "fixed arms for each prompt. bound: the speed if only the measured time of forwards and drafts counted."
 )
@@ -198,7 +198,7 @@ def _format_rows(heading: str, groups: dict[str, Group]) -> list[str]:
         )
         for name, g in groups.items()
     ]
-    heads = (heading, "n", "x plain (95% CI)", "decile", "below 1", "tau", "accepted", "tok/s", "ms/tok", "p99 ms")
+    heads = (heading, "n", "speedup (95% CI)", "decile", "below 1", "tau", "accepted", "tok/s", "ms/tok", "p99 ms")
     return ["", form.format(*heads), *rows] if rows else []
 
 

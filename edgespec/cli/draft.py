@@ -110,7 +110,7 @@ def _format_comparison(answers: Answers, rows: list[Compared]) -> Iterator[str]:
 
 
 def _format_trials(rows: Sequence[Compared]) -> Iterator[str]:
-    table = [("DRAFT", "AGREEMENT", "COST OF A TOKEN", "MEMORY", "LENGTH", "X PLAIN, EXPECTED")]
+    table = [("DRAFT", "AGREEMENT", "COST OF A TOKEN", "MEMORY", "LENGTH", "SPEEDUP, EXPECTED")]
     for each in rows:
         if t := each.trial:
             memory = "" if each.memory is None else gib(each.memory)

@@ -71,7 +71,7 @@ def format_speed(tpot_s: float, step_p99_s: float) -> str:
 def explain_rounds(steps: Iterable[Step]) -> list[str]:
     """A table of rounds: drafted and accepted tokens, expected and actual tokens and milliseconds, and the reason."""
     rounds = list(steps)
-    width = max([12, *(len(step.decision.source) for step in rounds if step.decision)])
+    width = max([12, *(len(step.decision.drafter) for step in rounds if step.decision)])
     lines = [
         f"{'':{width + 28}}expected → actual",
         f"round  {'drafter':{width}}  drafted  accepted   tokens        ms           why",
@@ -84,7 +84,7 @@ def explain_rounds(steps: Iterable[Step]) -> list[str]:
         tokens = "-" if decision.expected_tokens is None else f"{decision.expected_tokens:.1f}"
         expected_ms = "-" if decision.expected_s is None else f"{1000 * decision.expected_s:.1f}"
         lines.append(
-            f"{step.index:5}  {decision.source:{width}}  {step.n_drafted:7}  {step.n_accepted:8}"
+            f"{step.index:5}  {decision.drafter:{width}}  {step.n_drafted:7}  {step.n_accepted:8}"
             f"   {tokens:>4} → {len(step.tokens):<4} {expected_ms:>7} → {took_ms:<7.1f} {decision.reason}"
         )
     return lines

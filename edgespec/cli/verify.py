@@ -162,7 +162,7 @@ def _summarize(outcomes: list[Outcome], arms: list[str]) -> tuple[dict[str, Row]
     groups = {arm: [each for each in outcomes if each.arm == arm] for arm in arms}
     groups |= {kind: [each for each in drafted if each.kind == kind] for kind in dict.fromkeys(e.kind for e in drafted)}
     rows = {name: sum_up(each, plain, sorted(tool_kinds)) for name, each in groups.items() if each}
-    heads = ("", "SAME", "NEAR-TIE", "DIFFERENT", "CALLS", "LEAKS", "ACCEPTED", "TAU", "X PLAIN", "WORST")
+    heads = ("", "SAME", "NEAR-TIE", "DIFFERENT", "CALLS", "LEAKS", "ACCEPTED", "TAU", "SPEEDUP", "WORST")
     lines = [*format_table([heads, *(_format_row(name, row) for name, row in rows.items())]), ""]
     lines += [_describe_difference(each) for each in drafted if not each.is_same]
     lines += [

@@ -160,7 +160,7 @@ class DraftTree:
         return Draft(
             np.array([self.tokens[node] for node in kept], np.int32),
             np.array([place[self.parents[node]] for node in kept], np.int32),
-            sources=tuple("+".join(self.votes[node]) for node in kept),
+            drafters=tuple("+".join(self.votes[node]) for node in kept),
         )
 
     def drawn_chain(self) -> Draft:

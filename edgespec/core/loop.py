@@ -28,7 +28,7 @@ from edgespec.core.protocols import (
 from edgespec.core.scores import Scores
 
 TokenSink = Callable[[int, str], bool]
-"""Takes an emitted token and the source that drafted it ('' for the target's own); returns whether the text ends."""
+"""Takes an emitted token and the drafter that proposed it ('' for the target's own); returns whether the text ends."""
 
 RowCost = Callable[[int], float | None]
 """Callable(n_drafted): plain steps that take as long as a forward with a draft; None where that is unknown."""
@@ -42,7 +42,7 @@ def speculate(
     *,
     max_tokens: int,
     stop: frozenset[int],
-    emit: TokenSink = lambda token, source: False,
+    emit: TokenSink = lambda token, drafter: False,
     row_cost: RowCost = lambda n_drafted: None,
 ) -> Generator[PrefillProgress | Step | Yield, None, None]:
     """Yield PrefillProgress, then Steps, with a Yield after the first one, if more follow, and after each forward is
@@ -99,7 +99,7 @@ def _round(
     yield YIELD  # peers stage their rows before anyone reads
     clock.start()
     verdict = verifier.verify(draft, scores, text.tokens)
-    kept = text.extend(draft, verdict, decision.source)
+    kept = text.extend(draft, verdict, decision.drafter)
     clock.lap("sample")
     waited_s = scores.waited_s  # without the reads of drafters, which are drafting
     peer_wait_s = scores.peer_wait_s
@@ -188,14 +188,14 @@ class EmittedText:
     def room(self) -> int:
         return self._limit - len(self.tokens)
 
-    def extend(self, draft: Draft, verdict: Verdict, source: str) -> Kept:
+    def extend(self, draft: Draft, verdict: Verdict, drafter: str) -> Kept:
         """Append the verdict's tokens up to the first that ends the text."""
         drafted = [int(draft.tokens[node]) for node in verdict.path]
-        origins = [draft.sources[node] if draft.sources else source for node in verdict.path]
+        drafters = [draft.drafters[node] if draft.drafters else drafter for node in verdict.path]
         n_path, start = len(drafted), len(self.tokens)
         for i, token in enumerate([*drafted, verdict.next_token]):
             self.tokens.append(token)
-            is_last = self._emit(token, origins[i] if i < n_path else "")
+            is_last = self._emit(token, drafters[i] if i < n_path else "")
             if is_last or token in self._stop or not self.room:
                 self.has_ended = True
                 break

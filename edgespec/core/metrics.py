@@ -21,7 +21,7 @@ class Metrics:
     acceptance_rate    accepted_tokens / drafted_tokens
     alpha_by_depth     accepted / tested at draft depth 1, 2, ...; depths after a rejection are not tested
     tokens_per_second  1 / tpot_s
-    times_plain        tokens_per_second over that of plain decoding with the same peers, see SpeedupEstimate; None
+    speedup        tokens_per_second over that of plain decoding with the same peers, see SpeedupEstimate; None
                        where that is unknown, where nothing was drafted, and for fewer than 32 tokens
     cached_tokens      prompt tokens that were cached before
     reasoning_tokens   emitted tokens of the reasoning phase
@@ -50,7 +50,7 @@ class Metrics:
     verify_s: float
     sample_s: float
     commit_s: float
-    times_plain: float | None
+    speedup: float | None
     cached_tokens: int
     reasoning_tokens: int
 
@@ -213,7 +213,7 @@ class Meter:
         return (self.emitted_tokens - 1) / seconds if seconds > 0 and self.emitted_tokens > 1 else None
 
     @property
-    def times_plain(self) -> float | None:
+    def speedup(self) -> float | None:
         """The speed over that of plain decoding, see SpeedupEstimate; None while it is unknown, where nothing was
         drafted, and for fewer than 32 tokens.
         """
@@ -255,7 +255,7 @@ class Meter:
             verify_s=sum(s.verify_s for s in steps),
             sample_s=sum(s.sample_s for s in steps),
             commit_s=sum(s.commit_s for s in steps),
-            times_plain=self.times_plain,
+            speedup=self.speedup,
             cached_tokens=self.reading.progress.reused if self.reading else 0,
             reasoning_tokens=self._reasoning,
         )

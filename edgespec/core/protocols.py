@@ -25,13 +25,13 @@ class Draft:
     parents  [n] int32; parents[i] < i, and -1 is the root, so nodes are in topological order
     q        [n, V] the distribution that each token was sampled from, given that its earlier siblings were rejected;
              None for deterministic tokens (n-gram, greedy, top-k), whose siblings are distinct
-    sources  [n] the drafters that proposed each token, joined by '+'; empty where all are the round's
+    drafters [n] the drafters that proposed each token, joined by '+'; empty where all are the round's
     """
 
     tokens: Ints
     parents: Ints
     q: Probs | None = None
-    sources: tuple[str, ...] = ()
+    drafters: tuple[str, ...] = ()
 
     @staticmethod
     def chain(tokens: Sequence[int], q: Probs | None = None) -> Draft:
@@ -260,13 +260,13 @@ class Controller(Protocol):
 class Decision:
     """What a controller chose for a round, and why.
 
-    source           drafters joined by '+', or 'none'
+    drafter          names joined by '+', or 'none'
     expected_tokens  emitted tokens, None if the controller does not estimate them
     expected_s       seconds of the round, likewise
     drafted          tokens that paid drafters have proposed on their paths, verified or not, by name
     """
 
-    source: str
+    drafter: str
     reason: str
     expected_tokens: float | None = None
     expected_s: float | None = None

@@ -125,7 +125,7 @@ class ServerMetrics:
             "read_again": None if finished.loss is None else finished.loss.reason,
             "tokens": m.emitted_tokens,
             "tokens_per_second": m.tokens_per_second,
-            "times_plain": m.times_plain,
+            "speedup": m.speedup,
             "acceptance": m.acceptance_rate,
             "tau": m.tau,
             "ttft": m.ttft_s,

@@ -246,12 +246,12 @@ class ReasoningSplitter:
 class Piece(NamedTuple):
     """Text to show, its channel, and the drafter that proposed its token.
 
-    `origin` is the round's `Decision.source`, or '' where the target chose the token.
+    `drafter` is the round's `Decision.drafter`, or '' where the target chose the token.
     """
 
     text: str
     channel: Channel
-    origin: str
+    drafter: str
 
 
 class TextStream:
@@ -259,8 +259,8 @@ class TextStream:
 
     Stop strings (limits: see StopStrings) count in the answer only, not in the reasoning, and do not match across a
     block of reasoning. `prompt_tail` is the end of the rendered prompt; it shows whether the model begins inside its
-    reasoning. Text that was held back, since a marker or a stop string may have begun, has the origin of the token with
-    which it is shown.
+    reasoning. Text that was held back, since a marker or a stop string may have begun, has the drafter of the token
+    with which it is shown.
     """
 
     def __init__(
@@ -295,7 +295,7 @@ class TextStream:
         self._splitter.finish()  # what may begin a marker there has been shown
         self._stop_strings = tuple(stops)
         self._stops = StopStrings(self._stop_strings)
-        self._origin = ""  # of the latest token
+        self._drafter = ""  # of the latest token
 
     @property
     def channel(self) -> Channel:
@@ -316,11 +316,11 @@ class TextStream:
         """The stop string that ended the text."""
         return self._stops.stop
 
-    def push(self, token: int, origin: str) -> list[Piece]:
+    def push(self, token: int, drafter: str) -> list[Piece]:
         """Add `token`; returns the text that is certain, in order. End-of-generation tokens have no text."""
         if token in self._silent:
             return []
-        self._origin = origin
+        self._drafter = drafter
         return self._route(self._splitter.push(self._decoder.push(token)))
 
     def finish(self) -> list[Piece]:
@@ -344,7 +344,7 @@ class TextStream:
         return pieces
 
     def _piece(self, channel: Channel, text: str) -> list[Piece]:
-        return [Piece(text, channel, self._origin)] if text else []
+        return [Piece(text, channel, self._drafter)] if text else []
 
 
 def _control_tokens(tokenizer: Tokenizer, markers: Iterable[str]) -> frozenset[int]:

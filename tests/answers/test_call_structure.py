@@ -212,7 +212,7 @@ def test_the_timings_of_an_answer_agree() -> None:
     for i in range(1, 12):
         meter.add(Step(i, (1, 2, 3), 4, 2, 3, at_s=11.0 + i, plain_steps=2.0))
     timings = Done("stop", None, meter.metrics()).timings()
-    speeds = [timings[name] for name in ("predicted_per_second", "plain_per_second", "times_plain")]
+    speeds = [timings[name] for name in ("predicted_per_second", "plain_per_second", "speedup")]
     assert speeds == pytest.approx([3.0, 2.0, 1.5])
 
 

@@ -14,16 +14,16 @@ DRAFTED = {
     "drafted_tokens": 20,
     "accepted_tokens": 9,
     "tokens_per_second": 71.26,
-    "times_plain": 1.314,
+    "speedup": 1.314,
 }
-PLAIN = {"drafted_tokens": 0, "times_plain": None}
+PLAIN = {"drafted_tokens": 0, "speedup": None}
 
 
 @pytest.mark.parametrize(
     ("changed", "line"),
     [
         ({}, "32 tokens, 71.3 tok/s, 1.31x plain decoding, 9 of 20 drafted accepted"),
-        ({"times_plain": None}, "32 tokens, 71.3 tok/s, 9 of 20 drafted accepted"),
+        ({"speedup": None}, "32 tokens, 71.3 tok/s, 9 of 20 drafted accepted"),
         (PLAIN, "32 tokens, 71.3 tok/s"),
         (PLAIN | {"emitted_tokens": 1, "tokens_per_second": None}, "1 token"),
         (PLAIN | {"reason": "length"}, "32 tokens, 71.3 tok/s; cut at its limit"),

@@ -53,7 +53,7 @@ def test_pieces_add_up_to_the_reply(model: edgespec.Model) -> None:
         _ = stream.reply
     pieces = list(stream)
     assert "".join(piece.text for piece in pieces) == stream.reply.text == str(stream.reply)
-    assert {piece.origin for piece in pieces} == {"", "ngram"}
+    assert {piece.drafter for piece in pieces} == {"", "ngram"}
     assert stream.reply.text == model.generate(PROMPT, max_tokens=64, temperature=0).text
 
 

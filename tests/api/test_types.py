@@ -14,7 +14,7 @@ import edgespec
 def f(model: edgespec.Model) -> str:
     reply: edgespec.Reply = model.chat([{"role": "user", "content": "x"}], temperature=0.5, stop=["a"], schema={})
     for piece in model.stream("x", max_tokens=3):
-        print(piece.text, piece.origin)
+        print(piece.text, piece.drafter)
     return reply.text
 
 async def g() -> edgespec.Metrics:

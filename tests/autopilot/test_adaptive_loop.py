@@ -15,6 +15,7 @@ from edgespec.autopilot.cost_model import CostModel
 from edgespec.autopilot.profile import DraftCost, Profile
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.cancel import iterate
 from edgespec.core.drafter import Drafter
 from edgespec.core.loop import speculate
 from edgespec.core.protocols import Step
@@ -97,9 +98,8 @@ class Case:
             self.prompt,
             max_tokens=self.max_tokens,
             stop=self.stop,
-            check=alarm or (lambda: None),
         )
-        return [event for event in events if isinstance(event, Step)]
+        return [event for event in iterate(events, alarm or (lambda: None)) if isinstance(event, Step)]
 
 
 cases = st.builds(
@@ -195,7 +195,7 @@ def test_sampled_chains_keep_the_distribution() -> None:
         for event in speculate(session, controller, verifier, prompt, max_tokens=3, stop=frozenset()):
             if isinstance(event, Step):
                 text += event.tokens
-                drawn += event.decision is not None and event.decision.source == "model"
+                drawn += event.decision is not None and event.decision.drafter == "model"
         counts[tuple(text)] += 1
     assert drawn > runs / 4
     distribution = np.zeros((4, 4, 4))

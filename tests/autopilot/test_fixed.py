@@ -59,7 +59,7 @@ def propose(
     draft = controller.propose(text, limit)
     check_draft(draft, V)
     assert not controller.failures
-    return draft, controller.decision.source
+    return draft, controller.decision.drafter
 
 
 def test_a_chain_is_the_first_drafters_that_proposes_something() -> None:
@@ -142,7 +142,7 @@ def test_without_a_budget_nothing_is_asked_and_everything_heard(budget: Budget) 
     assert controller.propose(TEXT, LIMIT) is NO_DRAFT
     done = Round([*TEXT, 4], (4,), NO_DRAFT, (), 0, NO_SCORES)
     controller.observe(done)
-    assert (model.asked, model.heard, controller.decision.source) == ([], [done], "none")
+    assert (model.asked, model.heard, controller.decision.drafter) == ([], [done], "none")
     assert FixedLength([], Budget(3, 3), V).expects_plain
     controller = FixedLength([model], Budget(3, 3), V)
     assert not controller.expects_plain

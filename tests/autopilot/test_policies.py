@@ -122,7 +122,7 @@ def test_drafters_hear_of_rounds_that_a_grammar_has_drafted(wrong: bool) -> None
     steps, origins = run(controller)
     assert [done.emitted for done in model.heard] == [step.tokens for step in steps[1:]], "of every round"
     assert [done.text for done in model.heard][-1] == [*PROMPT, *TEXT]
-    forced = [i for i, step in enumerate(steps[1:]) if step.decision and step.decision.source == "structure"]
+    forced = [i for i, step in enumerate(steps[1:]) if step.decision and step.decision.drafter == "structure"]
     assert forced and "structure" in origins
     for i in forced:
         done = model.heard[i]
@@ -148,7 +148,7 @@ def test_forced_rounds_are_neither_costs_nor_gains() -> None:
     controller = adaptive([model], draft_stats)
     before = controller._recorder.regret.allowance()
     steps, _ = run(forced_by(controller, lambda text: TEXT[len(text) - len(PROMPT) :][:3]))
-    n_forced = sum(step.decision is not None and step.decision.source == "structure" for step in steps)
+    n_forced = sum(step.decision is not None and step.decision.drafter == "structure" for step in steps)
     assert n_forced >= len(steps) - 2 and len(seen) == len(steps) - 1 - n_forced
     assert controller._recorder.regret.allowance() == pytest.approx(before, abs=0.05)
     assert not model.drafted and "model; greedy, answer" not in draft_stats.drafters
@@ -174,7 +174,7 @@ def test_a_drawn_chain_is_verified_whole() -> None:
     drafted = [done.draft for done in model.heard if done.draft.q is not None]
     assert [len(draft) for draft in drafted] == [n for n in model.drafted if n], "no drawn token is dropped"
     assert max(map(len, drafted)) > 3 and all(draft.is_chain for draft in drafted)
-    assert all(set(draft.sources) == {"model"} for draft in drafted)
+    assert all(set(draft.drafters) == {"model"} for draft in drafted)
     assert "model" in origins
     right, tested = draft_stats.drafters["model; greedy, answer"].first_choice.evidence
     assert tested > 5 and right == pytest.approx(tested), "also in the round that ends the text"
@@ -247,7 +247,7 @@ def test_the_next_drafter_is_asked_where_one_says_nothing() -> None:
     for _ in range(3):  # so that it is known to pay
         run(adaptive([model], draft_stats))
     steps, _ = run(adaptive([silent, model], draft_stats))
-    drafted = [step for step in steps if step.decision and step.decision.source == "model"]
+    drafted = [step for step in steps if step.decision and step.decision.drafter == "model"]
     assert silent.asked and len(drafted) >= silent.asked
     assert len(steps) == len(run(adaptive([model], draft_stats))[0]), "as with the other one alone"
 

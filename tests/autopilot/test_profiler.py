@@ -9,6 +9,7 @@ import pytest
 from edgespec.autopilot.profile import DraftCost
 from edgespec.autopilot.profiler import measure_drafter, measure_drafters, measure_rows
 from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.cancel import cancellable
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Draft, PrefillProgress
@@ -161,10 +162,8 @@ def test_a_small_context_is_enough(context_size: int) -> None:
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
 def test_a_measurement_can_be_cancelled(calls: int) -> None:
     alarm = Alarm(calls)
-    with pytest.raises(Cancelled):
-        measure_drafters(
-            [sequential(ToySession(MODEL, check=alarm)), block(ToySession(MODEL))], ToySession(MODEL), alarm
-        )
+    with pytest.raises(Cancelled), cancellable(alarm):
+        measure_drafters([sequential(ToySession(MODEL)), block(ToySession(MODEL))], ToySession(MODEL))
 
 
 def test_only_the_first_rows_are_measured_without_time() -> None:

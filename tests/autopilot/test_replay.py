@@ -170,7 +170,7 @@ def test_decisions_explain_themselves() -> None:
             assert decision is not None and decision.expected_tokens is not None and decision.expected_s is not None
             assert decision.expected_tokens >= 1.0 and decision.expected_s > 0
             assert decision.drafted.keys() <= {"model"}, "only drafters that take time"
-            decisions.add((decision.source, decision.reason, step.n_drafted > 0, bool(decision.drafted)))
+            decisions.add((decision.drafter, decision.reason, step.n_drafted > 0, bool(decision.drafted)))
             record(step)
 
         controller.record = heard  # type: ignore[method-assign]

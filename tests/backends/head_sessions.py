@@ -9,7 +9,7 @@ import numpy as np
 
 from edgespec.core.arrays import Logits
 from edgespec.core.drafter import BlockSession
-from edgespec.core.protocols import CheckCancelled, Draft
+from edgespec.core.protocols import Draft
 from edgespec.core.scores import Scores
 from edgespec.errors import Cancelled
 from tests.contract.runtimes import prefill
@@ -25,7 +25,7 @@ class Target(Protocol):
 class Head(Protocol):
     name: str
 
-    def open_session(self, target: Any, check: CheckCancelled) -> Any: ...
+    def open_session(self, target: Any) -> Any: ...
 
 
 class Pair:
@@ -36,14 +36,13 @@ class Pair:
         target: Target,
         head: Head,
         text: Sequence[int],
-        check: CheckCancelled = lambda: None,
         *,
         tolerance: float = 5e-3,
     ) -> None:
         """`tolerance` is of logits that the runtime's kernels may change between equal texts."""
         self._target, self.head, self.tolerance = target, head, tolerance
         self.session = target.open_session()
-        self.draft = head.open_session(self.session, check)
+        self.draft = head.open_session(self.session)
         self.restart(text)
 
     def restart(self, text: Sequence[int]) -> None:

@@ -14,6 +14,7 @@ from edgespec.backends.llamacpp.heads import open_head
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.mlx.heads import runner as head_runner
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import cancellable
 from edgespec.core.drafter import BlockSession
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.tree import path_to
@@ -46,8 +47,8 @@ class Subject:
     tolerance: float
     takes_trees: bool = False
 
-    def open_pair(self, text: list[int], check: Any = lambda: None) -> Pair:
-        return Pair(self.target, self.head, text, check, tolerance=self.tolerance)
+    def open_pair(self, text: list[int]) -> Pair:
+        return Pair(self.target, self.head, text, tolerance=self.tolerance)
 
 
 def open_llama(name: str, folder: Path) -> Subject:
@@ -248,13 +249,12 @@ def test_a_rollout_is_the_chain_of_best_tokens(subject: Subject) -> None:
 def test_a_cancelled_read_is_done_again(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(head_runner, "_CHUNK", 32)
     check = Cancellation()
-    pair = subject.open_pair(TEXT[:150], check)
+    pair = subject.open_pair(TEXT[:150])
     for cancelled in (1, 3):
         if cancelled == 1 or pair.draft._runner.has_cache:
             check.left = cancelled
-            with pytest.raises(Cancelled):
+            with pytest.raises(Cancelled), cancellable(check):
                 pair.say()
-            check.left = 0
             assert pair.draft.pending_tokens(pair.text) >= count_pending(pair, 2)
     check_fresh(pair)
     pair.close()

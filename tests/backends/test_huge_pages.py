@@ -111,7 +111,7 @@ with mmap.mmap(-1, 64 << 20, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
     granted = huge_bytes() - before
 model = load(Path(sys.argv[1]), LoadOptions(threads=1, context_size=16384))
 before = huge_bytes()
-session = model.open_session(lambda: None)
+session = model.open_session()
 print(json.dumps([huge_bytes() - before, granted]))
 """
 

@@ -16,12 +16,15 @@ from edgespec.backends.llamacpp.library import NativeLog, library, list_handles
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import cancellable
 from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.errors import BackendError, CacheError, Cancelled, ContextOverflow, InvalidModelFile
 from edgespec.models.tokenizer_compat import find_tokenizer_mismatch
+from edgespec.progress import loading, reporting
 from tests.contract.runtimes import llama_model, prefill
 from tests.gguf_models import DRAFT, MAKERS, TARGET, GgufBuilder, cogvlm, find_trained
+from tests.reporter import Heard
 
 OPTIONS = LoadOptions(threads=1, context_size=256)
 
@@ -32,16 +35,18 @@ def target() -> LlamaModel:
 
 
 def test_loading_reports_progress_and_can_be_cancelled() -> None:
-    seen: list[float] = []
-    load(TARGET, OPTIONS, progress=seen.append).close()
+    heard = Heard()
+    with reporting(heard), loading("it"):
+        load(TARGET, OPTIONS).close()
+    seen = heard.fractions
     assert seen == sorted(seen)
     assert seen[-1] == 1.0
 
     def stop() -> None:
         raise Cancelled
 
-    with pytest.raises(Cancelled):
-        load(TARGET, OPTIONS, check=stop)
+    with pytest.raises(Cancelled), cancellable(stop):
+        load(TARGET, OPTIONS)
 
 
 def read_locked() -> int:

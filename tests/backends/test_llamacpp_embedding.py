@@ -9,6 +9,7 @@ import pytest
 
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import iterate
 from edgespec.core.peers import Yield
 from edgespec.engine.prompts import Embedding, embed
 from edgespec.errors import Cancelled
@@ -56,7 +57,7 @@ def test_it_pauses_and_can_be_cancelled() -> None:
         if gone:
             raise Cancelled
 
-    making = embed(model, [TEXT], check)
+    making = iterate(embed(model, [TEXT]), check)
     assert isinstance(next(making), Yield)
     gone = True
     with pytest.raises(Cancelled):

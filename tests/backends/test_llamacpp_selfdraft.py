@@ -22,6 +22,7 @@ from edgespec.backends.llamacpp.prune import prune
 from edgespec.backends.llamacpp.selfdraft import SLACK
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import cancellable
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import NO_DRAFT, Draft, Session
 from edgespec.errors import Cancelled, DoesNotFit, InvalidModelFile, InvalidRequest
@@ -200,8 +201,8 @@ def test_a_build_that_is_stopped_leaves_nothing_to_be_used(tmp_path: Path) -> No
     (tmp_path / "x" / ".target-q2_k.gguf.abc").write_bytes(b"half of an earlier one")
     other = tmp_path / "x" / ".target-q4_0.gguf.abc"
     other.write_bytes(b"what another process is writing")
-    with pytest.raises(Cancelled):
-        low_bit_copy(TARGET, 2, tmp_path / "x", check)
+    with pytest.raises(Cancelled), cancellable(check):
+        low_bit_copy(TARGET, 2, tmp_path / "x")
     assert {*(tmp_path / "x").iterdir()} == {other, tmp_path / "x" / "lock"}
 
 
@@ -216,9 +217,9 @@ def test_what_another_process_makes_is_waited_for(tmp_path: Path) -> None:
             (tmp_path / "target-q2_k.gguf.part").rename(tmp_path / "target-q2_k.gguf")
             theirs.close()
 
-    with ExitStack() as theirs:
+    with ExitStack() as theirs, cancellable(check):
         theirs.enter_context(lock_file(tmp_path / "lock", wait=False))
-        made = low_bit_copy(TARGET, 2, tmp_path, check)
+        made = low_bit_copy(TARGET, 2, tmp_path)
     assert made.read_bytes() == b"what it has written" and len(asked) == 2
 
 

@@ -16,7 +16,7 @@ from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.settings import RuntimeSettings, measured_lengths
-from edgespec.core.protocols import CheckCancelled
+from edgespec.cancel import cancellable
 from edgespec.errors import Cancelled
 from tests.contract.runtimes import llama_model, prefill
 from tests.gguf_models import TARGET
@@ -99,8 +99,8 @@ def test_a_cancelled_measurement_changes_nothing(calls: int) -> None:
             raise Cancelled
 
     model = load(TARGET, OPEN)
-    with pytest.raises(Cancelled):
-        model.measure_settings(5.0, check)
+    with pytest.raises(Cancelled), cancellable(check):
+        model.measure_settings(5.0)
     assert model.options == OPEN
     model.close()
 
@@ -138,14 +138,13 @@ def test_later_sessions_use_the_settings() -> None:
 
 
 def test_every_kind_of_session_uses_the_threads(tmp_path: Path) -> None:
-    check: CheckCancelled = nothing
     model = load(TARGET, LoadOptions(context_size=512, caches=2))
     model.use(RuntimeSettings(threads=2, batch_threads=1))
     session = model.open_session(shared=True)
     assert threads_of(session) == threads_of(model.open_session()) == (2, 1)
     for method in (SelfDraftSpec(sparse=(4, 64)), SelfDraftSpec(bits=2)):
-        draft = model.make_self_draft(method, folder=tmp_path, check=check)
-        drafting = draft.open_session(model.open_session(), check)
+        draft = model.make_self_draft(method, folder=tmp_path)
+        drafting = draft.open_session(model.open_session())
         assert isinstance(drafting, LlamaSession) and threads_of(drafting) == (2, 1)
         drafting.close()
         draft.close()

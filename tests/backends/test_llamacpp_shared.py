@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import cancellable
 from edgespec.core.peers import SOLO, BatchPeers
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.tree import path_to
@@ -134,20 +136,28 @@ def test_one_who_leaves_does_not_stop_the_others(
         if who in gone:
             raise Cancelled
 
-    one, two = (model.open_session(lambda who=who: check(who), shared=True) for who in range(2))
+    one, two = (model.open_session(shared=True) for _ in range(2))
+    by_one, by_two = (partial(cancellable, partial(check, who)) for who in range(2))
     prefill(one, PROMPT)
     prefill(two, PROMPT[3:])
-    scores = [one.forward(1, NO_DRAFT), two.forward(2, Draft.chain([3, 4]))]
+    with by_one():
+        scores = [one.forward(1, NO_DRAFT)]
+    with by_two():
+        scores.append(two.forward(2, Draft.chain([3, 4])))
     gone.add(0)
-    assert np.abs(scores[1].logits(2) - alone.after([*PROMPT[3:], 2, 3, 4])).max() < TOLERANCE
+    with by_two():
+        assert np.abs(scores[1].logits(2) - alone.after([*PROMPT[3:], 2, 3, 4])).max() < TOLERANCE
     one.commit(())
     two.commit((0,))
-    gone.add(1)
-    scores = [one.forward(1, NO_DRAFT), two.forward(2, NO_DRAFT)]
+    gone.clear()
+    with by_one():
+        scores = [one.forward(1, NO_DRAFT)]
+    with by_two():
+        scores.append(two.forward(2, NO_DRAFT))
+    gone.update((0, 1))
     for each in scores:
         with pytest.raises(Cancelled):
             each.argmax()
-    gone.clear()
     for session, text in ((one, [*PROMPT, 1, 5]), (two, [*PROMPT[3:], 2, 3, 6])):
         assert np.abs(prefill(session, text) - alone.after(text)).max() < TOLERANCE
         session.close()

@@ -17,6 +17,7 @@ from edgespec.backends.llamacpp.hidden_states import Floats
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import cancellable
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.tree import path_to
 from edgespec.errors import Cancelled
@@ -172,21 +173,16 @@ def test_a_checkpoint_has_the_state_before_it_as_long_as_the_text_is_the_same(ta
 
 
 def test_a_cancelled_forward_leaves_the_states_of_the_text(target: LlamaModel) -> None:
-    is_cancelled = False
-
     def check() -> None:
-        if is_cancelled:
-            raise Cancelled
+        raise Cancelled
 
-    session = target.open_session(check)
+    session = target.open_session()
     features = session.tap(LAYERS)
     prefill(session, TEXT[:25])
-    is_cancelled = True
-    with pytest.raises(Cancelled):
+    with pytest.raises(Cancelled), cancellable(check):
         session.forward(5, Draft.chain([1, 2]))
-    with pytest.raises(Cancelled):
+    with pytest.raises(Cancelled), cancellable(check):
         prefill(session, [*TEXT[:10], *TEXT[300:400]])
-    is_cancelled = False
     assert is_in_step(target, session, features, TEXT[:10])
     session.forward(5, NO_DRAFT)
     session.commit(())

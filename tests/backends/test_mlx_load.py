@@ -14,12 +14,15 @@ import pytest
 from edgespec.backends import FileBackend
 from edgespec.backends.mlx.model import load
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import cancellable
 from edgespec.errors import BackendError, Cancelled, InvalidModelFile
 from edgespec.models.hub import Hub
 from edgespec.models.references import LocalPath
 from edgespec.models.resolve import read_metadata, resolve_source
+from edgespec.progress import loading, reporting
 from tests.contract.runtimes import prefill
 from tests.mlx_models import DENSE, make_folder
+from tests.reporter import Heard
 
 
 @pytest.fixture(scope="module")
@@ -180,13 +183,15 @@ def test_cancelling_while_weights_are_read(folder: Path) -> None:
     def check() -> None:
         raise Cancelled
 
-    with pytest.raises(Cancelled):
-        load(folder, LoadOptions(context_size=64), check=check)
+    with pytest.raises(Cancelled), cancellable(check):
+        load(folder, LoadOptions(context_size=64))
 
 
 def test_progress_reaches_the_end(folder: Path) -> None:
-    seen: list[float] = []
-    model = load(folder, LoadOptions(context_size=64), progress=seen.append)
+    heard = Heard()
+    with reporting(heard), loading("it"):
+        model = load(folder, LoadOptions(context_size=64))
+    seen = heard.fractions
     assert seen == sorted(seen) and seen[-1] == 1.0
     assert np.isfinite(prefill(model.open_session(), [1, 2])).all()
     model.close()

@@ -20,6 +20,7 @@ from edgespec.backends.mlx.selfdraft import MlxSelfDraft
 from edgespec.backends.mlx.session import MlxSession
 from edgespec.backends.mlx.shared_kv import SharedKVSession
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import cancellable
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidRequest, RollbackError
@@ -267,7 +268,8 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
         for allowed in range(limit):
             left = allowed
             try:
-                return run()
+                with cancellable(check):
+                    return run()
             except Cancelled:
                 continue
             finally:
@@ -279,14 +281,14 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
     expected = fresh_logits(small, make_tokens(30), 6, Draft.chain([3]))
     if method == "qspec":  # once is enough: there are checks for every layer
         left = 20
-        with pytest.raises(Cancelled):
-            small.make_self_draft(found, check=check)
+        with pytest.raises(Cancelled), cancellable(check):
+            small.make_self_draft(found)
         left = 10**9
         assert np.array_equal(fresh_logits(small, make_tokens(30), 6, Draft.chain([3])), expected)
     draft = small.make_self_draft(found)
-    target = small.open_session(check)
+    target = small.open_session()
     prefill(target, make_tokens(30))
-    session = draft.open_session(target, check)
+    session = draft.open_session(target)
 
     def drafted() -> Draft:
         session.rewind(0)

@@ -70,7 +70,7 @@ def test_hidden_states(name: str) -> None:
     hooks = LayerHooks(model)
     for layers in ((), (1, 2, len(hooks.layers))):
         sessions = [
-            MlxSession(lambda: ModelRunner(model), lambda: hooks, Capabilities(VOCABULARY, 256, False), lambda: None)
+            MlxSession(lambda: ModelRunner(model), lambda: hooks, Capabilities(VOCABULARY, 256, False))
             for _ in range(2)
         ]
         if name in (NO_STATES if layers else NO_FINAL_STATE):
@@ -91,7 +91,7 @@ def check_rollback(open_runner: Callable[[], ModelRunner], *, takes_trees: bool)
     capabilities = Capabilities(VOCABULARY, 256, takes_trees)
 
     def fresh() -> MlxSession:
-        return MlxSession(open_runner, lambda: LayerHooks(open_runner().model), capabilities, lambda: None)
+        return MlxSession(open_runner, lambda: LayerHooks(open_runner().model), capabilities)
 
     session = fresh()
     tokens = (np.arange(30) * 37 % VOCABULARY).tolist()  # more than the window of 24 that some have

@@ -31,7 +31,7 @@ def run(arm: str, prompt: str, speed: float | None, **changes: Any) -> Run:
         "drafted_tokens": 0, "accepted_tokens": 0, "tau": None, "acceptance_rate": None, "alpha_by_depth": (),
         "tokens_per_second": speed, "ttft_s": 0.5, "tpot_s": 1 / speed if speed else None, "step_p50_s": None,
         "step_p99_s": None, "prefill_s": 0.4, "draft_s": 0.0, "verify_s": 0.0, "sample_s": 0.0, "commit_s": 0.0,
-        "times_plain": None, "cached_tokens": 0, "reasoning_tokens": 0, "category": "chat", "temperature": 0.0,
+        "speedup": None, "cached_tokens": 0, "reasoning_tokens": 0, "category": "chat", "temperature": 0.0,
         "repeat": 0, "bound_s": None, "fork": None,
     }  # fmt: skip
     values |= changes

@@ -16,6 +16,7 @@ from edgespec.bench.divergence import first_divergence
 from edgespec.bench.prompt_sets import BenchPrompt
 from edgespec.bench.records import Run
 from edgespec.bench.runner import Bench, Skipped, list_arms
+from edgespec.cancel import iterate
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Request
@@ -37,10 +38,10 @@ class Watched(Engine):
         self.change: Callable[[Request], Request] = lambda request: request
         self.draft_stats = self.known = DraftStats(PROFILE)
 
-    def stream(self, request: Request, check: Callable[[], None] = lambda: None) -> Iterator[Event]:
+    def stream(self, request: Request) -> Iterator[Event]:
         self.seen.append((self.speculation, self.draft_stats, request))
         yield Piece("hm", "reasoning", "")
-        yield from super().stream(self.change(request), check)
+        yield from super().stream(self.change(request))
 
 
 def bench(engine: Engine, *prompts: BenchPrompt, repeats: int = 1, temperatures: tuple[float, ...] = (0.0,)) -> Bench:
@@ -109,7 +110,7 @@ def test_what_the_engine_knew_before_is_left_as_it_was(calls: int | None) -> Non
             if left < 0:
                 raise Cancelled
 
-    running = bench(engine, one("a")).run(PROFILE, check)
+    running = iterate(bench(engine, one("a")).run(PROFILE), check)
     if calls is None:
         list(running)
     else:

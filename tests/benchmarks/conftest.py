@@ -19,8 +19,6 @@ from tests.gguf_models import REPOSITORY
 MAX_S = 120  # for one program, on a busy machine
 ALONE = {
     "benchmarks.environment",
-    "benchmarks.overlap",
-    "benchmarks.repeats",
     "benchmarks.startup",
 }  # they change or measure their process
 

@@ -24,29 +24,10 @@ def test_startup(program: Program) -> None:
     assert result["versions"]["edgespec"] and result["files"] == {}
 
 
-def test_history_search(program: Program) -> None:
-    result = program("benchmarks.history_search", "--conversations", 3, "--turns", 2, "--repeats", 1)
-    assert result["file_bytes"] > 0 and min(result["absent_ms"], result["frequent_ms"], result["two_words_ms"]) > 0
-
-
 def test_memory(program: Program) -> None:
     result = program("benchmarks.memory", "--tokens", "20000,30000", "--lookups", 20)
     assert [row["tokens"] for row in result["rows"]] == [20000, 30000] and result["rows"][1]["segments"] == 1
     assert all(row["lookup_us"] > 0 and row["bytes_per_token"] > 12 for row in result["rows"])
-
-
-def test_memory_faults(program: Program) -> None:
-    result = program("benchmarks.memory_faults", "--kills", 2, "--others", 1)
-    assert [(row["fault"], row["faults"]) for row in result["rows"]] == [
-        (fault, 2 if fault == "kill" else 1) for fault in ("kill", "two writers", "corrupt", "full disk")
-    ]
-    assert not any(row["lost"] or row["revived"] or row["wrong"] or row["leftover"] for row in result["rows"])
-
-
-def test_server(program: Program) -> None:
-    result = program("benchmarks.server", "--tokens", 96, "--repeats", 1)
-    assert set(result["together"]) == {"1", "2", "4", "8"} and all(each > 0 for each in result["together"].values())
-    assert result["engine_over_client"] > 0 and result["first_s"] > 0
 
 
 def test_server_load(program: Program) -> None:

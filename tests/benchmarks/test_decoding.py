@@ -51,14 +51,6 @@ def test_sessions(program: Program) -> None:
     assert all(arm["same"] == 5 for arm in arms.values()), "one for each turn"
 
 
-def test_repeats(program: Program) -> None:
-    result = program("benchmarks.repeats", "--lines", 40, "--tokens", 48, "--repeats", 1)
-    assert [each["text"] for each in result["texts"]][-2:] == ["breaks 5 to 20", "breaks 8 to 40"]
-    for each in result["texts"]:
-        assert each["longest"]["plain"] == 0 and each["longest"]["up to 15"] <= 15 and each["longest"]["up to 63"] <= 63
-    assert result["means"]["edit"]["plain"] == 1.0
-
-
 def test_parallel(program: Program, tmp_path: Path) -> None:
     plot = tmp_path / "plot.svg"
     arguments = ("--max-concurrency", "1,2", "--tokens", 48, "--repeats", 1, "--plot", plot)
@@ -76,23 +68,6 @@ def test_traces_and_their_replays(program: Program, tmp_path: Path) -> None:
     result = program("tests.autopilot.replays", traces, "--seeds", 1, "--curve", "1B, Q4_0")
     (row,) = result["results"]
     assert result["texts"] == len(texts) and row["autopilot"] > 0 and row["over_oracle"] <= 1.01
-
-
-def test_selfdrafts(program: Program, tmp_path: Path) -> None:
-    plot = tmp_path / "plot.svg"
-    amounts = ("--tokens", 8, "--prompts", 1, "--repeats", 1, "--copies", tmp_path, "--plot", plot)
-    result = program("benchmarks.selfdrafts", "--draft", DRAFT, "--method", "layerskip:2", "--draft-max", 2, *amounts)
-    assert [arm["arm"] for arm in result["arms"]] == ["plain", "draft.gguf, 2", "layerskip:2, 2"]
-    for arm in result["arms"]:
-        assert arm["speedup"] > 0 and 0 <= arm["accepted"] <= 1 and arm["tau"] >= 1
-    assert "<svg" in plot.read_text()
-
-
-def test_selfdraft_context(program: Program, tmp_path: Path) -> None:
-    contexts = ("--context", 32, "--context", 64)
-    rows = program("benchmarks.selfdraft_context", *contexts, "--repeats", 1, "--copies", tmp_path)["seconds"]
-    assert [row["context"] for row in rows] == [32, 64]
-    assert all(row["target"] > 0 and row["sparse:4,256"] > 0 for row in rows)
 
 
 def test_structured(program: Program) -> None:
@@ -131,18 +106,6 @@ def test_the_kernels_of_quantized_weights_are_compared_too(program: Program) -> 
     result = program("benchmarks.exactness", "--price-only", "--context", 40, "--width", 2)
     assert set(result["logit_difference"]) == {"ordinary", "2 rows", "invariant kernels"}
     assert result["logit_difference"]["invariant kernels"] == 0 and result["equal_texts"] == {}
-
-
-def test_contexts(program: Program) -> None:
-    amounts = ("--context", 128, "--tokens", 6, "--texts", 1, "--repeats", 1, "--seconds", 1)
-    result = program("benchmarks.contexts", *amounts)
-    assert list(result["seconds"]) == ["0", "128"] and all(s["1"] > 0 for s in result["seconds"].values())
-    arms = ["ngram", "ngram+model", "ngram+self", "ngram+model+self"]
-    assert [row["arm"] for row in result["arms"]] == arms
-    for row in result["arms"]:
-        assert row["context"] == 128 and row["ratio_min"] <= row["ratio"] <= row["ratio_max"] and row["tau"] >= 1
-    bare = program("benchmarks.contexts", *amounts, "--costs-only")
-    assert bare["arms"] == [] and list(bare["seconds"]) == ["0", "128"]
 
 
 def test_promise(program: Program) -> None:

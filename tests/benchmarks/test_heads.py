@@ -36,16 +36,6 @@ def test_a_file_without_a_head(run_module: Run) -> None:
     assert done.returncode == 1 and "holds no trained head" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_head_probe(program: Program, tmp_path: Path) -> None:
-    head = convert(state_layers(tmp_path / "head", LAYERS))
-    rows = program("benchmarks.head_probe", TARGET, head)["probes"]
-    assert [row["stated"] for row in rows] == ["layers 1, 3, 5", "layers 2, 4, 6", "layers 0, 2, 4"]
-    for row in rows:
-        assert row["right"] and row["found"] == "layers 1, 3, 5" and row["seconds"] > 0
-        assert row["agreement"][0] > 0.4
-    assert [row["stated_agreement"] is None for row in rows] == [False, True, False]
-
-
 def test_a_head_among_lookups(program: Program, tmp_path: Path) -> None:
     head = convert(state_layers(tmp_path / "head", LAYERS))
     sizes = ("--prompts", 1, "--tokens", 8, "--repeats", 1, "--exact", "--curve", "9:1=1,64=1", "--unit", 0.1)

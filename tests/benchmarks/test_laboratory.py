@@ -13,18 +13,6 @@ from tests.gguf_models import DRAFT, REPOSITORY, TARGET
 HEADS = REPOSITORY / "tests" / "fixtures" / "heads"
 
 
-def test_mlx_window(program: Program) -> None:
-    (row,) = program("laboratory.mlx_window", "--tokens", 8, "--models", 1)["first_difference"]
-    assert row == {"prompt": 19, "edgespec": None, "mlx_lm": row["mlx_lm"]}
-
-
-def test_plan_names(program: Program) -> None:
-    plan = program("laboratory.plan_names", "llama-8b-q4", "--no-speed")["names"]["llama-8b-q4"]
-    assert plan["needed_bytes"] > 6e9 and isinstance(plan["fits"], bool)
-    (traffic,) = plan["hub"].values()
-    assert traffic["header"] <= traffic["asked"] and 0 < traffic["sent"] <= traffic["asked"]
-
-
 def test_cost_faithful(program: Program, tmp_path: Path) -> None:
     out = tmp_path / "out.gguf"
     result = program("laboratory.cost_faithful", "30m", out, "--source", DRAFT, "--check")

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.cancel import check_cancelled
 from edgespec.cli.terminal import explain_rounds
-from edgespec.core.protocols import CheckCancelled, Decision, Step
+from edgespec.core.protocols import Decision, Step
 from edgespec.engine.engine import Engine
 from tests.cli.conftest import COMMAND, Cli
 
@@ -135,11 +136,11 @@ def test_an_interrupt_keeps_what_was_measured(environment: dict[str, str], tmp_p
 
 
 def test_an_interrupt_before_anything_was_measured(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def measure(engine: Engine, seconds: float, check: CheckCancelled = lambda: None) -> Profile:
+    def measure(engine: Engine, seconds: float) -> Profile:
         if seconds > 5:  # the bench's own measurement
             os.kill(os.getpid(), signal.SIGINT)
             while True:
-                check()
+                check_cancelled()
                 time.sleep(0.01)
         return Profile({1: 0.01}, {"model": DraftCost({1: 0.001}, 0.0001)})
 

@@ -20,7 +20,7 @@ PROMPT = "def fibonacci(n):\n    "
 METRICS = {
     "prompt_tokens", "emitted_tokens", "target_forwards", "drafted_tokens", "accepted_tokens", "tau", "acceptance_rate",
     "alpha_by_depth", "tokens_per_second", "ttft_s", "tpot_s", "step_p50_s", "step_p99_s", "prefill_s", "draft_s",
-    "verify_s", "sample_s", "commit_s", "times_plain", "cached_tokens", "reasoning_tokens",
+    "verify_s", "sample_s", "commit_s", "speedup", "cached_tokens", "reasoning_tokens",
 }  # fmt: skip
 
 

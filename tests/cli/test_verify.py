@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -107,11 +107,11 @@ class Wrong(Engine):
         super().__init__(target, list_loaded(model=draft), Speculation(("ngram", "model")))
         self.banned: int | None = None
 
-    def stream(self, request: Request, check: Callable[[], None] = lambda: None) -> Iterator[Event]:
+    def stream(self, request: Request) -> Iterator[Event]:
         if not self.speculation.is_plain and self.banned is not None:
             bias = ((self.banned, -1000.0),)
             request = replace(request, sampling=replace(request.sampling, logit_bias=bias))
-        for event in super().stream(request, check):
+        for event in super().stream(request):
             if isinstance(event, Finished) and self.speculation.is_plain:
                 self.banned = event.tokens[3]
             yield event
@@ -139,10 +139,10 @@ def test_an_answer_that_differs_is_found() -> None:
 def test_a_fault_is_exit_code_1(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right, banned = Engine.stream, []
 
-    def stream(engine: Engine, request: Request, check: Callable[[], None] = lambda: None) -> Iterator[Event]:
+    def stream(engine: Engine, request: Request) -> Iterator[Event]:
         if not engine.speculation.is_plain and banned:
             request = replace(request, sampling=replace(request.sampling, logit_bias=((banned[-1], -1000.0),)))
-        for event in right(engine, request, check):
+        for event in right(engine, request):
             if isinstance(event, Finished) and engine.speculation.is_plain:
                 banned.append(event.tokens[3])
             yield event

@@ -52,7 +52,7 @@ def test_earlier_answers_are_drafted_from(client: EngineClient, tmp_path: Path) 
 
     def count_drafted(use: MemoryUse | None) -> int:
         events = client.stream(replace(request(), memory=use))
-        return sum(step.decision.source == "suffix" for step in events if isinstance(step, Step) and step.decision)
+        return sum(step.decision.drafter == "suffix" for step in events if isinstance(step, Step) and step.decision)
 
     config = replace(TOY, draft="suffix", memory=MemoryOptions(tmp_path / "memory"))
     (model_info,) = client.open(config, Heard())

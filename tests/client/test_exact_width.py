@@ -16,6 +16,7 @@ from edgespec.engine.open import Loader
 from edgespec.errors import InvalidRequest
 from edgespec.formats.fingerprint import fingerprint_weights
 from edgespec.models.load_config import LoadConfig
+from edgespec.progress import reporting
 from tests.gguf_models import MAKERS, TARGET
 from tests.reporter import Heard
 
@@ -27,12 +28,15 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def heard() -> Iterator[Heard]:
-    yield Heard()
+    """It hears whatever the test does."""
+    made = Heard()
+    with reporting(made):
+        yield made
 
 
 def load(heard: Heard, path: Path, width: int | None = None, draft: str = "ngram") -> LoadedModel:
     options = LoadOptions(threads=1, context_size=128, exact=True, exact_width=width)
-    return Loader(heard).load(LoadConfig(str(path), load=options, draft=draft, draft_max=3))
+    return Loader().load(LoadConfig(str(path), load=options, draft=draft, draft_max=3))
 
 
 def test_quantized_weights_on_a_cpu_need_no_width(heard: Heard) -> None:
@@ -48,7 +52,7 @@ def test_another_draft_keeps_the_width(heard: Heard) -> None:
     config = LoadConfig(
         str(TARGET), load=LoadOptions(threads=1, context_size=128, exact=True, exact_width=4), draft="none"
     )
-    changed = Loader(heard).change_draft(loaded, config)
+    changed = Loader().change_draft(loaded, config)
     assert changed.info.exact_width == changed.key["exact_width"] == 4
     changed.engine.close()
 
@@ -78,7 +82,7 @@ def test_measured_threads_do_not_change_the_width(heard: Heard, tmp_path: Path) 
     found = []
     for settings in (RuntimeSettings(), RuntimeSettings(threads=1, batch_threads=1)):
         SettingsStore(path).save("llamacpp", options, settings)
-        loaded = Loader(heard).load(LoadConfig(str(path), load=options, draft="ngram", draft_max=3))
+        loaded = Loader().load(LoadConfig(str(path), load=options, draft="ngram", draft_max=3))
         found.append((loaded.key["batch_threads"], loaded.info.exact_width))
         loaded.engine.close()
     assert [threads for threads, _ in found] == [None, 1]
@@ -105,5 +109,5 @@ def test_a_damaged_width_is_measured_again(heard: Heard, tmp_path: Path, width: 
 def test_a_context_without_room_beside_the_rows_is_refused(heard: Heard) -> None:
     options = LoadOptions(threads=1, context_size=8, exact=True, exact_width=8)
     with pytest.raises(InvalidRequest, match="no room for a text beside forwards of 8 rows") as refused:
-        Loader(heard).load(LoadConfig(str(TARGET), load=options, draft="none"))
+        Loader().load(LoadConfig(str(TARGET), load=options, draft="none"))
     assert refused.value.hint == "Set a larger --ctx."

@@ -100,13 +100,13 @@ def without_draft(config: LoadConfig) -> LoadConfig:
 
 def test_the_version_in_use_is_loaded(config: LoadConfig, pair: AdaptedPair) -> None:
     heard = Heard()
-    base = Loader(heard).load(config)
+    base = Loader().load(config)
     base.engine.close()
     assert heard.notices == []
     stores = [base.store]
     for save in (save_copy, save_stranger, save_stranger):
         card = pair.add(CARD, save)
-        loaded = Loader(heard).load(config)
+        loaded = Loader().load(config)
         loaded.engine.close()
         assert heard.notices.pop() == f"Drafting with version {card.version} of the draft, adapted on {card.date}."
         assert loaded.info.drafters["model"].endswith(f" (version {card.version})")
@@ -118,7 +118,7 @@ def test_the_version_in_use_is_loaded(config: LoadConfig, pair: AdaptedPair) -> 
 def test_a_version_that_cannot_be_loaded_is_passed_over(config: LoadConfig, pair: AdaptedPair) -> None:
     heard = Heard()
     pair.add(CARD, save_without_weights)
-    loaded = Loader(heard).load(config)
+    loaded = Loader().load(config)
     loaded.engine.close()
     assert not loaded.is_outdated
     (notice,) = heard.notices

@@ -16,7 +16,6 @@ from edgespec.backends.settings import RuntimeSettings
 from edgespec.engine.loaded_model import LoadedModel
 from edgespec.engine.open import Loader
 from edgespec.models.load_config import LoadConfig
-from tests.reporter import Heard
 
 CONFIG = LoadConfig(load=LoadOptions(threads=1, context_size=1024), draft_max=3)
 FOUND = RuntimeSettings(flash_attention=False, without_flash={440: 1.3, 100: 0.9})
@@ -47,7 +46,7 @@ def open_() -> Iterator[Open]:
     with ExitStack() as closing:
 
         def opening(config: LoadConfig, settings_s: float | None = None) -> LoadedModel:
-            loaded = Loader(Heard(), settings_s).load(config)
+            loaded = Loader(settings_s).load(config)
             closing.callback(loaded.engine.close)
             return loaded
 

@@ -11,11 +11,11 @@ from time import sleep
 
 import pytest
 
+from edgespec.cancel import check_cancelled
 from edgespec.cli.interrupts import interruptible
 from edgespec.client.stream import Stream
 from edgespec.client.worker import Worker
 from edgespec.core.peers import YIELD, Yield
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import BackendError, Cancelled
 
 
@@ -29,7 +29,7 @@ def worker() -> Iterator[Worker]:
 def test_events_arrive_in_order_and_all_work_is_on_one_thread(worker: Worker) -> None:
     threads = []
 
-    def work(check: CheckCancelled) -> Iterator[int]:
+    def work() -> Iterator[int]:
         for i in range(1000):
             threads.append(threading.get_ident())
             yield i
@@ -42,7 +42,7 @@ def test_events_arrive_in_order_and_all_work_is_on_one_thread(worker: Worker) ->
 
 
 def test_an_error_reaches_the_reader_and_the_worker_goes_on(worker: Worker) -> None:
-    def fail(check: CheckCancelled) -> Iterator[int]:
+    def fail() -> Iterator[int]:
         yield 1
         raise KeyError("lost")
 
@@ -57,9 +57,9 @@ def test_an_error_reaches_the_reader_and_the_worker_goes_on(worker: Worker) -> N
 
 
 def test_cancel_ends_a_job_that_nobody_reads(worker: Worker) -> None:
-    def endless(check: CheckCancelled) -> Iterator[int]:
+    def endless() -> Iterator[int]:
         while True:
-            check()
+            check_cancelled()
             yield 0
 
     job = worker.submit(endless)
@@ -77,7 +77,7 @@ def test_cancel_ends_a_job_that_nobody_reads(worker: Worker) -> None:
 def test_a_slow_reader_holds_the_work_back(worker: Worker) -> None:
     made = 0
 
-    def work(check: CheckCancelled) -> Iterator[int]:
+    def work() -> Iterator[int]:
         nonlocal made
         while made < 20000:
             made += 1
@@ -89,12 +89,12 @@ def test_a_slow_reader_holds_the_work_back(worker: Worker) -> None:
     assert list(job) == list(range(10, 20000))
 
 
-def turns(n: int, said: list[str], name: str) -> Callable[[CheckCancelled], Iterator[int | Yield]]:
+def turns(n: int, said: list[str], name: str) -> Callable[[], Iterator[int | Yield]]:
     """Work that pauses after each of `n` events."""
 
-    def work(check: CheckCancelled) -> Iterator[int | Yield]:
+    def work() -> Iterator[int | Yield]:
         for i in range(n):
-            check()
+            check_cancelled()
             said.append(name)
             yield i
             yield YIELD
@@ -106,7 +106,7 @@ def held(worker: Worker) -> threading.Event:
     """Keep the thread busy until the event is set, so that what is submitted meanwhile begins together."""
     go = threading.Event()
 
-    def work(check: CheckCancelled) -> Iterator[int]:
+    def work() -> Iterator[int]:
         go.wait(10)
         yield 0
 
@@ -140,14 +140,14 @@ def test_a_job_that_ends_badly_or_is_cancelled_leaves_the_others_alone(worker: W
     said: list[str] = []
     worker.max_concurrency = 4
 
-    def fail(check: CheckCancelled) -> Iterator[int | Yield]:
+    def fail() -> Iterator[int | Yield]:
         yield 1
         yield YIELD
         raise KeyError("lost")
 
-    def endless(check: CheckCancelled) -> Iterator[int | Yield]:
+    def endless() -> Iterator[int | Yield]:
         while True:
-            check()
+            check_cancelled()
             yield YIELD
 
     go = held(worker)
@@ -168,7 +168,7 @@ def test_a_job_that_ends_badly_or_is_cancelled_leaves_the_others_alone(worker: W
 def test_closing_ends_a_job_whose_reader_has_stopped() -> None:
     worker = Worker()
 
-    def work(check: CheckCancelled) -> Iterator[int]:
+    def work() -> Iterator[int]:
         while True:
             yield 1
 
@@ -210,9 +210,9 @@ def test_a_callback_that_fails_refuses_who_waits_and_the_thread_goes_on(broken: 
         if name == broken and not is_mended:
             raise OSError("no pipe")
 
-    def endless(check: CheckCancelled) -> Iterator[int | Yield]:
+    def endless() -> Iterator[int | Yield]:
         while True:
-            check()
+            check_cancelled()
             yield YIELD
 
     worker = Worker(lambda: call_back("after_turn"), lambda is_idle: call_back(f"set_idle({is_idle})"))

@@ -12,9 +12,10 @@ from weakref import WeakKeyDictionary
 from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import Model
 from edgespec.bench.divergence import first_divergence
+from edgespec.cancel import Check, iterate
 from edgespec.core.drafter import Drafter
 from edgespec.core.peers import Yield
-from edgespec.core.protocols import CheckCancelled, PrefillProgress, Step
+from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import DrafterSpec, SlotResources
 from edgespec.engine.engine import Engine
@@ -86,9 +87,9 @@ def open_engine(subject: Subject, *, is_adaptive: bool, slots: int = 1) -> Itera
 
 
 def ask(
-    engine: Engine, request: Request, speculation: Speculation | None = None, check: CheckCancelled = lambda: None
+    engine: Engine, request: Request, speculation: Speculation | None = None, check: Check = lambda: None
 ) -> Answer:
-    return collect(list(engine.generate(request, check, speculation)))
+    return collect(list(iterate(engine.generate(request, speculation), check)))
 
 
 def make_request(prompt: str = PROMPT, sampling: SamplingParams = GREEDY, **options: Any) -> Request:
@@ -173,7 +174,7 @@ def survives_structure(subject: Subject) -> None:
         with open_engine(subject, is_adaptive=is_adaptive) as engine:
             request = make_request(structure=STRUCTURE, max_tokens=60)
             answer = ask(engine, request)
-            sources = {step.decision.source for step in answer.steps if step.decision is not None}
+            sources = {step.decision.drafter for step in answer.steps if step.decision is not None}
             assert "structure" in sources and not answer.notices
             check_plain(engine, request, answer, is_exact=subject.is_exact)
             after = ask(engine, make_request())

@@ -18,7 +18,7 @@ from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import LetterModel, ToyRuntimeModel
 from edgespec.core.drafter import Drafter
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import Session
 from edgespec.drafters import SELF, DrafterSpec, SlotMemory, drafter_specs
 from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.formats.head_file import read_head
@@ -100,8 +100,8 @@ class Subject:
     def vocab_size(self) -> int:
         return self.target.tokenizer.vocab_size
 
-    def open(self, target: Session, check: CheckCancelled = lambda: None) -> Drafter:
-        return self.loaded.open(target, self.vocab_size, check, self.open_slot_memory())
+    def open(self, target: Session) -> Drafter:
+        return self.loaded.open(target, self.vocab_size, self.open_slot_memory())
 
     def open_slot_memory(self) -> SlotMemory:
         """A slot's, with the letters."""
@@ -109,7 +109,7 @@ class Subject:
 
     def replaced(self, spec: DrafterSpec) -> Subject:
         """The same with another way to open the drafter."""
-        return replace(self, loaded=replace(self.loaded, spec=spec))
+        return replace(self, loaded=replace(self.loaded, plan=replace(self.loaded.plan, spec=spec)))
 
 
 class Loader:

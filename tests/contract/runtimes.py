@@ -12,7 +12,7 @@ from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.mlx.model import MlxModel
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import Session
 from tests.contract.toys import CONTEXT, FIXED, WIDTH, Runtime, prefill
 from tests.gguf_models import DRAFT, MAKERS, TARGET
 from tests.mlx_models import CONFIGS, DENSE, make_folder
@@ -64,12 +64,12 @@ SELF_DRAFTS = {
 }
 
 
-def self_drafts(library: str, method: str, folder: Path) -> Callable[[CheckCancelled], Session]:
+def self_drafts(library: str, method: str, folder: Path) -> Callable[[], Session]:
     target: LlamaModel | MlxModel = (llama_model if library == "llama.cpp" else mlx_model)("packaged", folder)
     found = parse(method)
     assert found is not None
     draft = target.make_self_draft(found, folder=folder)
-    return lambda check: draft.open_session(target.open_session(), check)
+    return lambda: draft.open_session(target.open_session())
 
 
 FIXED_WIDTH = {
@@ -133,8 +133,8 @@ def opened(name: str, make_folder: Callable[[str], Path]) -> Iterator[Runtime]:
         assert model.has_streams == (library == "streams")
         held = model.open_session(shared=True)  # another text, beside which the others are
 
-        def shared(check: CheckCancelled) -> Session:
-            return model.open_session(check, shared=True)
+        def shared() -> Session:
+            return model.open_session(shared=True)
 
         prefill(held, PROMPT_BESIDE)
         yield Runtime(name, shared, (SHARED if library == "shared" else STREAMS)[kind])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
+from edgespec.cancel import cancellable
 from edgespec.core.protocols import Draft
 from edgespec.errors import Cancelled
 from tests.contract.test_session import PROMPT, random_draft
@@ -32,10 +35,17 @@ class Countdown:
                 raise Cancelled
 
 
+@pytest.fixture
+def check() -> Iterator[Countdown]:
+    """It is polled by whatever the test does."""
+    countdown = Countdown()
+    with cancellable(countdown):
+        yield countdown
+
+
 @pytest.mark.parametrize("calls", [1, 2, 5, 20])
-def test_during_prefill(runtime: Runtime, calls: int) -> None:
-    check = Countdown()
-    session = runtime.session(check)
+def test_during_prefill(runtime: Runtime, check: Countdown, calls: int) -> None:
+    session = runtime.session()
     tokens = (PROMPT * 9)[:CONTEXT]
     check.arm(calls)
     try:
@@ -51,9 +61,8 @@ def test_during_prefill(runtime: Runtime, calls: int) -> None:
 
 
 @pytest.mark.parametrize("calls", [1, 2, 4, 9])
-def test_during_forward(runtime: Runtime, calls: int) -> None:
-    check = Countdown()
-    session = runtime.session(check)
+def test_during_forward(runtime: Runtime, check: Countdown, calls: int) -> None:
+    session = runtime.session()
     prefill(session, PROMPT)
     session.checkpoint()
     draft = random_draft(np.random.default_rng(calls), session, 6)
@@ -71,9 +80,8 @@ def test_during_forward(runtime: Runtime, calls: int) -> None:
     session.close()
 
 
-def test_a_first_check_cancels_everything(runtime: Runtime) -> None:
-    check = Countdown()
-    session = runtime.session(check)
+def test_a_first_check_cancels_everything(runtime: Runtime, check: Countdown) -> None:
+    session = runtime.session()
     prefill(session, PROMPT)
     check.arm(1)
     with pytest.raises(Cancelled):

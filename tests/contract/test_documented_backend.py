@@ -43,4 +43,4 @@ def test_drafts_save_rounds(example: dict[str, Any]) -> None:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_its_session_keeps_the_contract(check: Callable[[Runtime], None], example: dict[str, Any]) -> None:
     table = np.random.default_rng(3).standard_normal((64, 64)).astype(np.float32)
-    check(Runtime("documented", lambda _: example["BigramSession"](table, CONTEXT), 0.0))
+    check(Runtime("documented", lambda: example["BigramSession"](table, CONTEXT), 0.0))

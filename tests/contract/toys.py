@@ -11,7 +11,7 @@ from edgespec.backends.fixed_width import FixedWidthSession
 from edgespec.backends.toy_session import ToyModel, ToySession
 from edgespec.core.arrays import Logits
 from edgespec.core.decoding import read_prompt
-from edgespec.core.protocols import CheckCancelled, Session
+from edgespec.core.protocols import Session
 
 CONTEXT = 256
 WIDTH = 8  # of the sessions of fixed width
@@ -23,15 +23,15 @@ class Runtime:
     """`open` gives a fresh session; logits of equal prefixes differ by less than `tolerance` (absolute)."""
 
     name: str
-    open: Callable[[CheckCancelled], Session]
+    open: Callable[[], Session]
     tolerance: float
     _said: dict[tuple[int, ...], Logits] = field(default_factory=dict)
 
-    def session(self, check: CheckCancelled = lambda: None) -> Session:
-        return self.open(check)
+    def session(self) -> Session:
+        return self.open()
 
-    def prefilled(self, tokens: list[int], check: CheckCancelled = lambda: None) -> Session:
-        session = self.session(check)
+    def prefilled(self, tokens: list[int]) -> Session:
+        session = self.session()
         prefill(session, tokens)
         return session
 
@@ -56,8 +56,8 @@ def prefill(session: Session, tokens: list[int]) -> Logits:
 def toys() -> list[Runtime]:
     rule = ToyModel(seed=3, vocab_size=64)
     return [
-        Runtime("toy-linear", lambda c: ToySession(rule, kind="linear", context_size=CONTEXT, check=c), 0.0),
-        Runtime("toy-tree", lambda c: ToySession(rule, context_size=CONTEXT, check=c), 0.0),
-        Runtime("toy-recurrent", lambda c: ToySession(rule, kind="recurrent", context_size=CONTEXT, check=c), 0.0),
-        Runtime("fixed-toy", lambda c: FixedWidthSession(ToySession(rule, context_size=FIXED, check=c), WIDTH), 0.0),
+        Runtime("toy-linear", lambda: ToySession(rule, kind="linear", context_size=CONTEXT), 0.0),
+        Runtime("toy-tree", lambda: ToySession(rule, context_size=CONTEXT), 0.0),
+        Runtime("toy-recurrent", lambda: ToySession(rule, kind="recurrent", context_size=CONTEXT), 0.0),
+        Runtime("fixed-toy", lambda: FixedWidthSession(ToySession(rule, context_size=FIXED), WIDTH), 0.0),
     ]

@@ -24,7 +24,7 @@ def test_only_a_chain_of_drawn_tokens_is_verified_as_drawn() -> None:
     tree.add(0, 0, "model", 0.4, q[1])
     draft = tree.drawn_chain()
     check_draft(draft, V)
-    assert (draft.tokens.tolist(), draft.is_chain, draft.sources) == ([3, 0], True, ("model", "model"))
+    assert (draft.tokens.tolist(), draft.is_chain, draft.drafters) == ([3, 0], True, ("model", "model"))
     assert draft.q is not None and (draft.q == q).all()
     tree.add(1, 2, "ngram", 3.0)
     with pytest.raises(ValueError, match="chain of drawn tokens"):
@@ -83,7 +83,7 @@ def test_any_operations(operations, data: st.DataObject) -> None:  # type: ignor
     draft = tree.select(kept)
     check_draft(draft, V)
     assert {
-        tuple(draft.tokens[list(path_to(draft, node))].tolist()): source for node, source in enumerate(draft.sources)
+        tuple(draft.tokens[list(path_to(draft, node))].tolist()): source for node, source in enumerate(draft.drafters)
     } == {paths[node]: "+".join(known[paths[node]]) for node in kept}
 
 

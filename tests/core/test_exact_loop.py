@@ -156,7 +156,7 @@ class DropsTheImprobable(Adaptive):
     def _decide(self, round_: DraftRound, reason: str, draft: Draft, size: DraftSize) -> Draft:
         if draft.q is not None and round_.call is not None:
             n = next((i for i, p in enumerate(round_.call.tree.probabilities) if p < 0.3), len(draft))
-            draft = Draft(draft.tokens[:n], draft.parents[:n], draft.q[:n], draft.sources[:n])
+            draft = Draft(draft.tokens[:n], draft.parents[:n], draft.q[:n], draft.drafters[:n])
         return super()._decide(round_, reason, draft, size)
 
 

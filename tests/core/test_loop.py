@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from edgespec.autopilot.fixed import FixedLength
 from edgespec.backends.toy_session import Kind, ToyModel, ToySession
+from edgespec.cancel import iterate
 from edgespec.core.loop import speculate
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import Budget, PrefillProgress, Step
@@ -84,7 +85,7 @@ def run(case: Case, session: ToySession, budgets: RandomBudgets, alarm: Alarm, o
         origins.append(origin)
         return False
 
-    events = speculate(
+    generating = speculate(
         session,
         budgets,
         SampleMatching(case.sampler, CounterRng(case.seed)),
@@ -92,8 +93,8 @@ def run(case: Case, session: ToySession, budgets: RandomBudgets, alarm: Alarm, o
         max_tokens=case.max_tokens,
         stop=case.stop,
         emit=emit,
-        check=alarm,
     )
+    events = iterate(generating, alarm)
     n = len(case.prompt)
     for event in events:
         if isinstance(event, PrefillProgress):
@@ -155,7 +156,7 @@ def check_accounts(case: Case, budgets: RandomBudgets, steps: list[Step], origin
         assert done.draft is draft
         assert done.text == tuple(history)
         assert (done.emitted, done.path, done.n_tested) == (step.tokens, tuple(path), step.n_tested)
-        expected = [draft.sources[node] for node in path] + [""] * (len(step.tokens) - len(path))
+        expected = [draft.drafters[node] for node in path] + [""] * (len(step.tokens) - len(path))
         assert origins[at : at + len(step.tokens)] == expected
         at += len(step.tokens)
 

@@ -106,7 +106,7 @@ def test_by_brute_force(steps: list[Step]) -> None:
 def test_plain_decoding_is_what_this_answer_would_have_taken() -> None:
     """Beside a screen that is drawn, plain decoding is slower too than it was when the model was loaded."""
     meter = Meter(3, 10.0)
-    assert (meter.plain_tokens_per_second, meter.times_plain) == (None, None)
+    assert (meter.plain_tokens_per_second, meter.speedup) == (None, None)
     for step in (
         Step(0, (7,), 0, 0, 0, at_s=11.0),
         Step(1, (1, 2, 3), 4, 2, 3, at_s=12.0, plain_steps=2.0),
@@ -114,7 +114,7 @@ def test_plain_decoding_is_what_this_answer_would_have_taken() -> None:
     ):
         meter.add(step)
     assert meter.plain_tokens_per_second == pytest.approx(4 / 3 / (4 / 3))
-    assert meter.times_plain is None, "too few tokens to judge by"
+    assert meter.speedup is None, "too few tokens to judge by"
     assert [meter.recent_speed(end) for end in (None, 2, 1, 0)] == [pytest.approx(4 / 3), 3.0, None, None]
 
 
@@ -125,4 +125,4 @@ def test_a_speedup_needs_drafts_and_tokens(n_drafted: int, n_steps: int, told: f
     for i in range(1, n_steps + 1):
         tokens = (1, 2, 3) if n_drafted else (1,)
         meter.add(Step(i, tokens, n_drafted, len(tokens) - 1, len(tokens) - 1, at_s=11.0 + i, plain_steps=2.0))
-    assert meter.times_plain == meter.metrics().times_plain == (None if told is None else pytest.approx(told))
+    assert meter.speedup == meter.metrics().speedup == (None if told is None else pytest.approx(told))

@@ -33,13 +33,13 @@ class Case:
         self.expected = decode(MODEL, GREEDY, 4, PROMPT, self.max_tokens, self.stop, 256)
 
 
-def true_drafts(case: Case, *, sources: tuple[str, ...] = ()) -> Maker:
+def true_drafts(case: Case, *, drafters: tuple[str, ...] = ()) -> Maker:
     """A controller that drafts the next eight tokens of the text, beyond the limit too."""
     text = [*PROMPT, *case.expected, 1, 1, 1]
 
     def make(tokens: Sequence[int], limit: Budget) -> Draft:
         chain = Draft.chain(text[len(tokens) :][:8])
-        return Draft(chain.tokens, chain.parents, sources=sources[: len(chain)])
+        return Draft(chain.tokens, chain.parents, drafters=drafters[: len(chain)])
 
     return Maker(make)
 
@@ -81,7 +81,7 @@ def test_a_round_that_ends_the_text_is_cut_for_its_observers_too(cut: str) -> No
 def test_the_origin_of_a_token_is_its_nodes() -> None:
     """Without sources in the draft, the round's."""
     case = Case(10)
-    _, origins = observe_all(case, true_drafts(case, sources=("a", "b", "a+b", "b", "b", "a", "b", "a")))
+    _, origins = observe_all(case, true_drafts(case, drafters=("a", "b", "a+b", "b", "b", "a", "b", "a")))
     assert origins == ["", "a", "b", "a+b", "b", "b", "a", "b", "a", ""]
     _, origins = observe_all(case, true_drafts(case))
     assert origins == ["", *["made"] * 8, ""]

@@ -13,7 +13,7 @@ from edgespec.backends.toy_session import Kind, ToyModel, ToySession
 from edgespec.core.arrays import Logits, Probs
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
-from edgespec.core.protocols import NO_DRAFT, Budget, CheckCancelled, Decision, Draft, Round, Step
+from edgespec.core.protocols import NO_DRAFT, Budget, Decision, Draft, Round, Step
 from edgespec.core.rng import CounterRng, Rng
 from edgespec.core.sampling import Distribution, Sampler, SamplingParams
 from edgespec.core.weights import index_at
@@ -34,10 +34,8 @@ def _logits(model: ToyModel, context: tuple[int, ...]) -> Logits:
     return ToyModel.logits(model, context)
 
 
-def open_session(
-    kind: Kind, model: ToyModel, context_size: int = 256, check: CheckCancelled = lambda: None
-) -> ToySession:
-    return ToySession(model, kind=kind, context_size=context_size, chunk=3, check=check)
+def open_session(kind: Kind, model: ToyModel, context_size: int = 256) -> ToySession:
+    return ToySession(model, kind=kind, context_size=context_size, chunk=3)
 
 
 def decode(

@@ -8,7 +8,7 @@ from edgespec.backends.toy_session import ToyModel, ToySession
 from edgespec.core.arrays import Logits
 from edgespec.core.decoding import decode_one, score_tokens
 from edgespec.core.peers import Yield
-from edgespec.core.protocols import CheckCancelled, Draft, PrefillProgress, Session
+from edgespec.core.protocols import Draft, PrefillProgress, Session
 from edgespec.core.scores import HostScores, Scores
 from edgespec.errors import Cancelled
 
@@ -24,11 +24,10 @@ class CountingSession(ToySession):
         self,
         most: int = 256,
         context_size: int = 256,
-        check: CheckCancelled = lambda: None,
         *,
         model: ToyModel = MODEL,
     ) -> None:
-        super().__init__(model, context_size=context_size, chunk=4, check=check)
+        super().__init__(model, context_size=context_size, chunk=4)
         self._most = most
         self.prefills: list[list[int]] = []
         self.rows: list[int] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from edgespec.autopilot.stats import DraftStats
 from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import Check, iterate
 from edgespec.drafters import drafter_specs
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
@@ -59,11 +60,11 @@ def engine() -> Iterator[Engine]:
     opened.close()
 
 
-def generate(engine: Engine, request: Request, check: Callable[[], None] = lambda: None) -> tuple[str, Finished]:
+def generate(engine: Engine, request: Request, check: Check = lambda: None) -> tuple[str, Finished]:
     """The whole answer and the last event."""
     pieces: list[str] = []
     finished = None
-    for event in engine.stream(request, check):
+    for event in iterate(engine.stream(request), check):
         if isinstance(event, Piece):
             pieces.append(event.text)
         if isinstance(event, Finished):

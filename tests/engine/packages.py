@@ -115,7 +115,7 @@ class Answer:
     def drafters(self) -> set[str]:
         """Those that have drafted anything that was verified."""
         decisions = [step.decision for step in self.steps if step.decision and step.n_drafted]
-        return {name for decision in decisions for name in decision.source.split("+")}
+        return {name for decision in decisions for name in decision.drafter.split("+")}
 
 
 def answer(engine: Engine, request: Request, speculation: Speculation | None = None) -> Answer:
@@ -126,7 +126,7 @@ def answer(engine: Engine, request: Request, speculation: Speculation | None = N
         last.tokens,
         tuple(event for event in events if isinstance(event, Step)),
         tuple(event.text for event in events if isinstance(event, Notice)),
-        frozenset(str(event.origin) for event in events if isinstance(event, Piece) and event.origin),
+        frozenset(str(event.drafter) for event in events if isinstance(event, Piece) and event.drafter),
     )
 
 

@@ -102,7 +102,7 @@ def test_a_drafter_that_cannot_be_opened_is_left_out(error: BaseException) -> No
 def test_without_memory_for_a_new_slots_draft_no_slot_is_opened() -> None:
     engine = open_toy()
 
-    def refuse(check: object) -> Session:
+    def refuse() -> Session:
         raise BackendError("no memory.", hint="None.")
 
     source = engine.drafters["model"].source

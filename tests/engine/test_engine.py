@@ -11,6 +11,7 @@ import pytest
 from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import iterate
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
@@ -39,7 +40,7 @@ def test_events_come_in_order_and_add_up(engine: Engine) -> None:
     assert [t for s in steps for t in s.tokens] == list(finished.tokens)
     text = "".join(event.text for event in events if isinstance(event, Piece))
     assert text == b"".join(engine.target.tokenizer.piece(t) for t in finished.tokens).decode()
-    drafted = sum(len(e.text) for e in events if isinstance(e, Piece) and e.origin)
+    drafted = sum(len(e.text) for e in events if isinstance(e, Piece) and e.drafter)
     assert 0 < drafted < len(text)
     m = finished.metrics
     assert m.emitted_tokens == len(finished.tokens) == 30
@@ -79,7 +80,7 @@ def test_drafting_stops_and_goes_on_at_a_word(engine: Engine, speculation: Specu
         if isinstance(event, Step):
             drafted[was_off] += event.n_drafted
             tokens += event.tokens
-            assert not was_off or event.decision is None or event.decision.source == "none"
+            assert not was_off or event.decision is None or event.decision.drafter == "none"
             for count, is_off in switches.items():
                 if len(tokens) >= count:
                     engine.is_paused = is_off
@@ -99,7 +100,7 @@ def test_cancel_keeps_the_text_and_the_engine(engine: Engine) -> None:
             raise Cancelled
 
     pieces = []
-    for event in engine.stream(Request(CODE[2], GREEDY, max_tokens=40), check):
+    for event in iterate(engine.stream(Request(CODE[2], GREEDY, max_tokens=40)), check):
         if isinstance(event, Piece):
             pieces.append(event.text)
             cancelled = len(pieces) > 3

@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load as load_toy
+from edgespec.cancel import iterate
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
@@ -116,7 +117,7 @@ def test_others_decode_and_callers_leave_while_a_grammar_compiles() -> None:
         if left:
             raise Cancelled
 
-    leaving = engine.generate(Request("a", structure=hostile(999)), check)
+    leaving = iterate(engine.generate(Request("a", structure=hostile(999))), check)
     assert isinstance(next(leaving), Yield)
     left = True
     (last,) = leaving

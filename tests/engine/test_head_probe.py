@@ -12,6 +12,7 @@ import pytest
 
 from edgespec.backends import FileBackend, Model, open_model
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import cancellable
 from edgespec.engine.head_probe import HeadProbe, ProbeResult, is_better
 from edgespec.engine.loaded_model import LoadedModel
 from edgespec.engine.open import Loader
@@ -20,6 +21,7 @@ from edgespec.errors import Cancelled
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec
 from edgespec.models.load_config import LoadConfig
+from edgespec.progress import reporting
 from tests.gguf_models import TARGET
 from tests.reporter import Heard
 from tests.trained_heads import LAYERS, convert, make_ids_absolute, state_layers, tamper
@@ -43,8 +45,11 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def heard() -> Iterator[Heard]:
+    """It hears whatever the test does."""
+    made = Heard()
+    with reporting(made):
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +118,7 @@ def load(heard: Heard) -> Iterator[Load]:
     with ExitStack() as closing:
 
         def loading(request: LoadConfig) -> LoadedModel:
-            loaded = Loader(heard).load(request)
+            loaded = Loader().load(request)
             closing.callback(loaded.engine.close)
             return loaded
 
@@ -165,8 +170,8 @@ def test_a_cancelled_probe_ends_the_load(files: Callable[[str], Path], heard: He
             raise Cancelled
 
     path = files("none")
-    with pytest.raises(Cancelled):
-        Loader(Told(), check).load(config(path))
+    with pytest.raises(Cancelled), cancellable(check), reporting(Told()):
+        Loader().load(config(path))
     assert probed[0] == f"{path.name} as layers 1, 3, 5" and not list(cache.glob("head-*"))
 
 

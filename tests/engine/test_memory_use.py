@@ -13,6 +13,7 @@ from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
+from edgespec.cancel import iterate
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
@@ -94,7 +95,7 @@ def test_what_was_said_before_a_cancel_is_kept(engine: Engine) -> None:
         if steps == 20:
             raise Cancelled
 
-    for event in engine.stream(ask(use=MemoryUse(source="conversation")), check):
+    for event in iterate(engine.stream(ask(use=MemoryUse(source="conversation"))), check):
         steps += isinstance(event, Step)
         if isinstance(event, Finished):
             assert event.reason == "cancelled"

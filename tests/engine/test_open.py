@@ -24,6 +24,7 @@ from edgespec.engine.selfdraft_cache import Choice, SelfDraftCache
 from edgespec.errors import Cancelled, DoesNotFit, UnknownModel
 from edgespec.machines.memory import DeviceMemory, Memory
 from edgespec.models.load_config import LoadConfig, MemoryOptions
+from edgespec.progress import reporting
 from tests.engine.conftest import generate
 from tests.gguf_models import REPOSITORY, TARGET
 from tests.reporter import Heard
@@ -35,8 +36,11 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def heard() -> Iterator[Heard]:
+    """It hears whatever the test does."""
+    made = Heard()
+    with reporting(made):
+        yield made
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     asked: list[float] = []
 
-    def measure(engine: Engine, seconds: float, check: object = None) -> Profile:
+    def measure(engine: Engine, seconds: float) -> Profile:
         asked.append(seconds)
         paid = [name for name, each in engine.drafters.items() if each.source is not None]
         return Profile({1: 0.01, 4: 0.011}, {name: DraftCost({1: 0.001}, 0.0001) for name in paid})
@@ -61,7 +65,7 @@ def open_(measured: list[float], heard: Heard) -> Iterator[Open]:
     with ExitStack() as closing:
 
         def opening(request: LoadConfig) -> LoadedModel:
-            loaded = Loader(heard).load(request)
+            loaded = Loader().load(request)
             closing.callback(loaded.engine.close)
             return loaded
 
@@ -69,7 +73,7 @@ def open_(measured: list[float], heard: Heard) -> Iterator[Open]:
 
 
 def changed(loaded: LoadedModel, request: LoadConfig, heard: Heard) -> LoadedModel:
-    return Loader(heard).change_draft(loaded, request)
+    return Loader().change_draft(loaded, request)
 
 
 def converse(loaded: LoadedModel) -> dict[str, object]:
@@ -106,7 +110,7 @@ def test_a_saved_cache_is_found_wherever_the_layers_are(measured: list[float], h
     for layers in (None, 2, 0):
         options = LoadOptions(threads=1, context_size=1024, gpu_layers=layers, flash_attention=True)
         config = LoadConfig("python-6m", draft="none", load=options, memory=memory)
-        with closing(Loader(heard).load(config).engine) as engine:
+        with closing(Loader().load(config).engine) as engine:
             _, finished = generate(engine, Request(prompt, SamplingParams(0), 4, memory=MemoryUse()))
             cached.append(finished.metrics.cached_tokens)
     assert cached[0] == 0 and min(cached[1:]) > 200
@@ -118,7 +122,7 @@ def test_a_draft_changes_where_all_slots_hold_texts(
     """The new drafts are measured in a slot, and the old engine had them all."""
     monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path))
     config = LoadConfig("python-6m", draft="ngram", load=LoadOptions(threads=1, context_size=512, caches=2))
-    loaded = Loader(heard).load(config)
+    loaded = Loader().load(config)
     for prompt in ("x = 1\n" * 60, "def f(a):\n" * 60):
         generate(loaded.engine, Request(prompt, SamplingParams(0), 4))
     assert len(loaded.engine.slots) == 2
@@ -224,7 +228,7 @@ def test_a_search_that_is_refused_is_not_tried_after_the_next_answer(
 ) -> None:
     searched = []
 
-    def search(loaded: LoadedModel, check: Callable[[], None]) -> None:
+    def search(loaded: LoadedModel) -> None:
         searched.append(loaded)
         raise Cancelled if len(searched) == 1 else DoesNotFit("it does not fit.", hint="None.")
 

@@ -8,6 +8,7 @@ import pytest
 
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
+from edgespec.cancel import iterate
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
@@ -102,7 +103,7 @@ def test_what_a_cancelled_request_had_not_read_was_not_lost(engine: Engine) -> N
         if is_begun:
             raise Cancelled
 
-    for event in engine.stream(Request(SYSTEM, GREEDY, 8, seed=1), check):
+    for event in iterate(engine.stream(Request(SYSTEM, GREEDY, 8, seed=1)), check):
         is_begun = True
         if isinstance(event, PrefillProgress):
             read = event.done

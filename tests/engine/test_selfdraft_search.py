@@ -15,6 +15,7 @@ import pytest
 from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import SelfDraftSpec, Unsupported, parse
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import cancellable
 from edgespec.engine.draft_eval import DraftEval, Evaluator, Passage
 from edgespec.engine.selfdraft_cache import (
     Choice,
@@ -96,8 +97,8 @@ def test_trials_can_be_stopped(target: Model, tmp_path: Path) -> None:
     def check() -> None:
         raise Cancelled
 
-    with pytest.raises(Cancelled):
-        SelfDraftSearch(target, tmp_path, 60.0, check).choose([SelfDraftSpec(())])
+    with pytest.raises(Cancelled), cancellable(check):
+        SelfDraftSearch(target, tmp_path, 60.0).choose([SelfDraftSpec(())])
     shop = workshop(target, tmp_path, seconds=0.0)
     shop.choose([SelfDraftSpec(())])
     assert list(shop.trials) == ["layerskip:2"], "the time for a search is kept"

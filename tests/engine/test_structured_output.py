@@ -120,7 +120,7 @@ def test_what_is_forced_is_drafted_for_nothing(engine: Engine) -> None:
     text, finished, steps = answer(engine, request, PLAIN)
     assert json.loads(text) == schema["const"] and finished.reason == "stop"
     assert finished.metrics.target_forwards < len(finished.tokens) / 2
-    assert {step.decision.source for step in steps if step.n_drafted and step.decision} == {"structure"}
+    assert {step.decision.drafter for step in steps if step.n_drafted and step.decision} == {"structure"}
 
 
 @pytest.mark.parametrize(

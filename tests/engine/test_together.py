@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import pytest
 
@@ -11,6 +12,7 @@ from edgespec.backends.llamacpp.library import library
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
+from edgespec.cancel import iterate
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
@@ -111,7 +113,7 @@ def test_some_leave_and_others_come(engine: Engine, shared: Engine) -> None:
         rounds += 1
         while waiting and len(running) < 5:
             who = waiting.pop(0)
-            running[who] = shared.generate(requests[who], lambda who=who: check(who), KINDS["trees"])  # type: ignore[misc]
+            running[who] = iterate(shared.generate(requests[who], KINDS["trees"]), partial(check, who))
         if rounds % 4 == 0:
             gone |= {who for who in running if who % 3 == 0}
         running = {who: each for who, each in running.items() if goes_on(found[who], each)}
@@ -190,7 +192,7 @@ def test_whoever_leaves_amid_a_tree_leaves_nothing_behind(over_the_same_cells: E
 
     together(shared, [Request(CODE[0], GREEDY, 9)])
     before = spare()
-    generation = shared.generate(Request(CODE[0], GREEDY, 60), check, Speculation(("model",), 3, 12))
+    generation = iterate(shared.generate(Request(CODE[0], GREEDY, 60), Speculation(("model",), 3, 12)), check)
     while spare() == before:
         assert goes_on([], generation)
     gone = True

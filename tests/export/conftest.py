@@ -14,7 +14,6 @@ from edgespec.export.plan import ExportPlan
 from edgespec.models.hub import Hub
 from edgespec.models.load_config import LoadConfig, MemoryOptions
 from edgespec.models.registry import Registry, load_registry
-from tests.reporter import Heard
 
 Gather = Callable[..., ExportPlan]
 KEYS = Path(__file__).parent / "keys"
@@ -41,6 +40,6 @@ def plan(tmp_path: Path, registry: Registry, monkeypatch: pytest.MonkeyPatch) ->
     ) -> ExportPlan:  # fmt: skip
         memory = MemoryOptions(tmp_path / "memory")
         request = LoadConfig(model, backend, draft, memory=memory, adapted=tmp_path / "adapted")
-        return gather(request, registry, hub, Heard(), target_id, draft_id)
+        return gather(request, registry, hub, target_id, draft_id)
 
     return run

@@ -19,7 +19,7 @@ PROMPTS = ("def read_lines(path):", "class Config:\n    def __init__(self", "imp
 
 def load(heard: Heard, target: Path, draft: str, draft_max: int | None = 3) -> LoadedModel:
     options = LoadOptions(threads=1, context_size=512, exact=True)
-    return Loader(heard).load(LoadConfig(str(target), load=options, draft=draft, draft_max=draft_max))
+    return Loader().load(LoadConfig(str(target), load=options, draft=draft, draft_max=draft_max))
 
 
 def generate(engine: Engine, temperature: float = 0.0) -> tuple[list[tuple[int, ...]], int, int]:

@@ -12,6 +12,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.engine.head_probe import HeadProbe
 from edgespec.errors import DraftRefused
 from edgespec.formats.head_file import read_head
+from edgespec.progress import reporting
 from laboratory.cost_faithful import build
 from laboratory.eagle3_gguf import convert
 from laboratory.embedding.shapes import SHAPES, Size
@@ -36,7 +37,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def heard() -> Iterator[Heard]:
-    yield Heard()
+    """It hears whatever the test does."""
+    made = Heard()
+    with reporting(made):
+        yield made
 
 
 def agree(target: Path, head: Path) -> tuple[float, float]:

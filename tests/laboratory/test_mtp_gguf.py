@@ -10,6 +10,7 @@ import pytest
 
 from edgespec.backends.llamacpp.model import load as load_model
 from edgespec.backends.options import LoadOptions
+from edgespec.progress import reporting
 from laboratory.mtp_gguf import convert
 from tests.contract.toys import prefill
 from tests.gguf_models import DRAFT, REPOSITORY, TARGET, llama, sliding_window
@@ -36,7 +37,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def heard() -> Iterator[Heard]:
-    yield Heard()
+    """It hears whatever the test does."""
+    made = Heard()
+    with reporting(made):
+        yield made
 
 
 def logits_of(path: Path) -> np.ndarray:

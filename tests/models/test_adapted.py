@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from edgespec.models.registry import load_registry
 from edgespec.models.report import describe_plan
 from edgespec.models.resolve import LocalModel, find_pard_token
 from edgespec.models.versions import BASE, AdaptedDrafts, AdaptedPair
+from edgespec.progress import reporting
 from tests.formats.head_files import H, V, write, write_eagle3
 from tests.gguf_models import DRAFT, REPOSITORY, TARGET, llama
 from tests.models.test_versions import CARD
@@ -30,8 +31,11 @@ Planned = Callable[..., Plan]
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def heard() -> Iterator[Heard]:
+    """It hears whatever the test does."""
+    made = Heard()
+    with reporting(made):
+        yield made
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def planned(tmp_path: Path, folder: Path, hub: Hub, heard: Heard) -> Planned:
         options = LoadOptions(threads=1, context_size=128)
         name = None if model is None else str(model)
         request = LoadConfig(name, backend, draft, load=options, adapted=folder)
-        return plan(request, load_registry(tmp_path / "none.toml"), hub, heard)
+        return plan(request, load_registry(tmp_path / "none.toml"), hub)
 
     return plan_it
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from time import sleep
 
@@ -17,16 +18,25 @@ from edgespec.formats.gguf_validate import read_file
 from edgespec.models.download import ATTEMPTS
 from edgespec.models.hub import Hub
 from edgespec.models.references import HubFile, HubQuant
+from edgespec.progress import Quiet, reporting
 from tests.models.hubserver import HubServer
 from tests.models.hubstate import Fault, commit_of
 from tests.models.serving import FETCH, FILE, REPO, environment, serve
+
+
+class Steps(Quiet):
+    """Calls `step` at each step of a download."""
+
+    def __init__(self, step: Callable[[str, int, int], None]) -> None:
+        self.download = step  # type: ignore[method-assign]
 
 
 def test_a_file_arrives_whole_and_in_the_clients_own_layout(hub: Hub, server: HubServer, root: Path) -> None:
     source = serve(root, pad_bytes=2**21)
     seen: list[tuple[str, int, int]] = []
     model = hub.resolve(HubFile(REPO, FILE))
-    path = hub.fetch(model, lambda *step: seen.append(step))
+    with reporting(Steps(lambda *step: seen.append(step))):
+        path = hub.fetch(model)
     assert path.read_bytes() == source.read_bytes()
     assert (model.revision, model.commit, model.size) == ("main", commit_of(REPO), source.stat().st_size)
     assert seen[0] == (FILE, 0, model.size) and seen[-1] == (FILE, model.size, model.size)
@@ -94,7 +104,8 @@ def test_a_dropped_connection_is_taken_up_in_the_same_fetch(hub: Hub, server: Hu
         if have >= 2**20:
             server.fault(REPO, FILE, None)
 
-    path = hub.fetch(hub.resolve(HubFile(REPO, FILE)), heal)
+    with reporting(Steps(heal)):
+        path = hub.fetch(hub.resolve(HubFile(REPO, FILE)))
     assert path.read_bytes() == source.read_bytes()
     assert len(server.downloads(FILE)) == 2
 
@@ -116,11 +127,13 @@ def test_a_busy_server_is_asked_again_when_it_says(
         if len(server.downloads(FILE)) == 3:
             server.fault(REPO, FILE, None)
 
-    assert hub.fetch(model, heal).read_bytes() == source.read_bytes()
+    with reporting(Steps(heal)):
+        assert hub.fetch(model).read_bytes() == source.read_bytes()
     assert [each.status for each in server.downloads(FILE)] == [code, code, code, 206]
     assert sum(waited) == pytest.approx(3 * seconds) and max(waited, default=0) <= 1
     server.fault(REPO, FILE, Fault("status", code=code, retry_after="0"))
-    hub.fetch(model, heal).resolve().unlink()
+    with reporting(Steps(heal)):
+        hub.fetch(model).resolve().unlink()
     with pytest.raises(HubError):  # it gives up
         hub.fetch(model)
     assert len(server.downloads(FILE)) == 4 + ATTEMPTS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan, plan
 from edgespec.models.registry import load_registry
 from edgespec.models.report import describe_plan
+from edgespec.progress import reporting
 from tests.formats.ggufs import write_gguf
 from tests.formats.head_files import H, V, eagle3_shapes, write, write_eagle3, write_folder, write_mtp
 from tests.reporter import Heard
@@ -24,8 +25,11 @@ Planned = Callable[..., Plan]
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def heard() -> Iterator[Heard]:
+    """It hears whatever the test does."""
+    made = Heard()
+    with reporting(made):
+        yield made
 
 
 def write_target(path: Path, *, size: int = H) -> Path:
@@ -51,7 +55,7 @@ def planned(tmp_path: Path, heard: Heard) -> Planned:
         options = LoadOptions(threads=1, context_size=128)
         request = LoadConfig(str(model), backend, draft, load=options, fetch_heads=fetch)
         hub = Hub("https://nowhere.invalid", tmp_path / "hub", offline=True)
-        return plan(request, load_registry(tmp_path / "models.toml"), hub, heard)
+        return plan(request, load_registry(tmp_path / "models.toml"), hub)
 
     return plan_it
 

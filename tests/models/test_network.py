@@ -35,7 +35,7 @@ def options(*workers: str, gpu_layers: int | None = None) -> LoadOptions:
 
 
 def planned(config: LoadConfig, heard: Heard) -> str:
-    found = plan(config, load_registry(), Hub.from_environment(), heard)
+    found = plan(config, load_registry(), Hub.from_environment())
     return "+".join(each.spec.name for each in found.drafters)
 
 
@@ -58,7 +58,7 @@ def test_a_gpu_holds_all_layers_of_this_machine_beside_workers(
     monkeypatch.setattr("edgespec.models.fit.host_memory", lambda _=(): Memory(64 * GIB, (gpu,)))
     with lending((2 * GIB, 3 * GIB)) as address:
         load = replace(options(address), gpu_layers=gpu_layers)
-        found = plan(LoadConfig(draft="none", load=load, force=True), load_registry(), Hub.from_environment(), Heard())
+        found = plan(LoadConfig(draft="none", load=load, force=True), load_registry(), Hub.from_environment())
     assert found.fit.headroom > 0 and found.fit.fits == fits
 
 
@@ -85,7 +85,7 @@ def test_a_plan_that_is_forced_tells_what_this_machine_lacks() -> None:
     """As `edgespec plan` makes it: there is memory for all, and too little of it here."""
     with lending((64 * GIB, 65 * GIB)) as address:
         config = LoadConfig(load=options(address), force=True)
-        found = plan(config, load_registry(), Hub.from_environment(), Heard())
+        found = plan(config, load_registry(), Hub.from_environment())
     assert found.fit.own is not None and describe_plan(found).fits
     assert found.fit.draft is not None
     target, draft = found.fit.target.total, found.fit.draft.total

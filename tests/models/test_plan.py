@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from edgespec.models.registry import Registry, load_registry
 from edgespec.models.report import describe_plan, report_plan
 from edgespec.models.report_text import format_plan
 from edgespec.models.speed import MachineSpeed
+from edgespec.progress import reporting
 from edgespec.units import GIB
 from tests.formats.ggufs import TOKENS, write_gguf
 from tests.gguf_models import DRAFT, TARGET
@@ -29,8 +31,11 @@ CONTEXT = 256
 
 
 @pytest.fixture
-def heard() -> Heard:
-    return Heard()
+def heard() -> Iterator[Heard]:
+    """It hears whatever the test does."""
+    made = Heard()
+    with reporting(made):
+        yield made
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ def paired(folder: Path) -> Registry:
 
 def planned(registry: Registry, heard: Heard, draft: str = "auto", *, force: bool = False) -> Plan:
     request = LoadConfig("here", "llamacpp", draft, load=LoadOptions(threads=1, context_size=CONTEXT), force=force)
-    return plan(request, registry, Hub.from_environment(), heard)
+    return plan(request, registry, Hub.from_environment())
 
 
 def drafters(found: Plan) -> list[tuple[str, str]]:
@@ -153,7 +158,7 @@ def test_a_budget_leaves_out_drafts_first_and_then_caches(folder: Path, paired: 
     def fit(max_bytes: int) -> Plan:
         load = LoadOptions(threads=1, context_size=CONTEXT, caches=4)
         request = LoadConfig("here", "llamacpp", load=load, max_bytes=PROCESS_BYTES + max_bytes)
-        return plan(request, paired, Hub.from_environment(), heard)
+        return plan(request, paired, Hub.from_environment())
 
     header = read_file(folder / "target.gguf")
     four, two, one = (estimate_memory(header, CONTEXT, caches=n, together=True).total for n in (4, 2, 1))
@@ -175,7 +180,7 @@ def test_flash_attention_stays_on_where_scores_do_not_fit(folder: Path, paired: 
         needed = estimate_memory(header, CONTEXT).total + spare
         load = LoadOptions(threads=1, context_size=CONTEXT, flash_attention=flash)
         request = LoadConfig("here", "llamacpp", draft="none", load=load, max_bytes=PROCESS_BYTES + needed)
-        return plan(request, paired, Hub.from_environment(), heard)
+        return plan(request, paired, Hub.from_environment())
 
     scores = score_bytes(header, CONTEXT)
     assert scores == 4 * 512 * max(header.per_block("attention.head_count") or ()) * CONTEXT
@@ -251,7 +256,7 @@ def test_a_gpu_without_layers_holds_nothing(
     monkeypatch.setattr("edgespec.models.fit.host_memory", lambda _=(): Memory(RESERVE_BYTES, (gpu,)))
     load = LoadOptions(threads=1, context_size=CONTEXT, gpu_layers=layers)
     request = LoadConfig(str(TARGET), "llamacpp", "none", load=load, force=True)
-    assert plan(request, load_registry(), Hub.from_environment(), heard).fit.fits == fits
+    assert plan(request, load_registry(), Hub.from_environment()).fit.fits == fits
 
 
 def test_what_is_free_without_an_open_model_is_what_was_free_before_it() -> None:
@@ -287,7 +292,7 @@ def test_no_speed_is_foretold_for_a_model_that_is_partly_on_a_gpu(
     monkeypatch.setattr("edgespec.models.report.measure_speed", measure)
     load = LoadOptions(threads=1, context_size=CONTEXT, gpu_layers=layers)
     request = LoadConfig(str(TARGET), "llamacpp", "none", load=load)
-    *_, report = report_plan(request, load_registry(), Hub.from_environment(), heard)
+    *_, report = report_plan(request, load_registry(), Hub.from_environment())
     assert bool(measured) == foretold
     assert report.to_dict()["not_foretold"].startswith("its type" if foretold else "a part of it is on the GPU")
 
@@ -311,7 +316,7 @@ def test_earlier_texts_are_drafted_from_where_they_are_kept(folder: Path, paired
     forgotten = replace(kept, memory=None)
 
     def names(config: LoadConfig) -> list[str]:
-        return [each.spec.name for each in plan(config, paired, Hub.from_environment(), heard).drafters]
+        return [each.spec.name for each in plan(config, paired, Hub.from_environment()).drafters]
 
     assert "suffix" in names(kept) and "suffix" not in names(forgotten)
     assert names(forgotten) == [name for name in names(kept) if name in names(forgotten)]

@@ -107,7 +107,7 @@ def test_a_vocabulary_has_one_identity_on_all_runtimes() -> None:
     """The model of the PARD fixture in both formats, and the packaged pair, whose vocabulary it has."""
 
     def identify(backend: BackendName, path: Path) -> str:
-        model = open_model(backend, path, LoadOptions(context_size=64, threads=1), progress=print)
+        model = open_model(backend, path, LoadOptions(context_size=64, threads=1))
         with closing(model):
             identity = identify_tokenizer(model.tokenizer)
         if backend != "toy":

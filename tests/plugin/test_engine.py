@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from edgespec_automaton import SPEC, AutomatonDrafter
 from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
+from edgespec.cancel import Check, iterate
 from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import Round
 from edgespec.core.sampling import SamplingParams
@@ -32,16 +33,14 @@ class FailingDrafter(AutomatonDrafter):
         raise KeyError("nothing is known")
 
 
-def generate(
-    spec: DrafterSpec | None, draft_max: int | None = 4, check: Callable[[], None] = lambda: None
-) -> list[Event]:
+def generate(spec: DrafterSpec | None, draft_max: int | None = 4, check: Check = lambda: None) -> list[Event]:
     """All events of an answer that is drafted by `spec`; a fixed length of 4, or the autopilot for None."""
     target = open_model("toy", Path("tree"), LoadOptions())
     drafters = [] if spec is None else [LoadedDrafter(DrafterPlan(spec))]
     names = tuple(each.spec.name for each in drafters)
     engine = Engine(target, drafters, Speculation(names, draft_max if names else 0))
     try:
-        return list(engine.stream(REQUEST, check))
+        return list(iterate(engine.stream(REQUEST), check))
     finally:
         engine.close()
 

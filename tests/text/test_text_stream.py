@@ -26,7 +26,7 @@ def text(pieces: list[Piece], channel: str) -> str:
 
 
 def chars(pieces: list[Piece]) -> list[tuple[str, str, str]]:
-    return [(char, piece.channel, piece.origin) for piece in pieces for char in piece.text]
+    return [(char, piece.channel, piece.drafter) for piece in pieces for char in piece.text]
 
 
 _origins = st.sampled_from(["", "ngram", "model"])

@@ -6,6 +6,7 @@ import hashlib
 import sys
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,7 +15,6 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from edgespec.backends.toy_session import ToyModel, ToySession
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import Cancelled
 from edgespec.train.objectives import distillation
 from edgespec.train.options import Progress, Throttle, TrainOptions
@@ -73,17 +73,18 @@ def make_trainer(folder: Path, options: TrainOptions = OPTIONS, throttle: Thrott
     return network, Trainer(network, distillation, make_batches(), options, folder, throttle)
 
 
-def cancel_at(n: int) -> CheckCancelled:
-    """A check that cancels in its n-th call."""
+def cancel_at(n: int) -> Throttle:
+    """A throttle of a run that is cancelled before its n-th step."""
     calls = 0
 
-    def check() -> None:
+    def must_wait() -> bool:
         nonlocal calls
         calls += 1
         if calls == n:
             raise Cancelled
+        return False
 
-    return check
+    return replace(FREE, must_wait=must_wait)
 
 
 def digest_weights(network: nn.Module) -> str:

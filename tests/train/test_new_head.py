@@ -80,7 +80,7 @@ def measure(target: Model, path: Path, head: Path, text: TrainingText) -> tuple[
     student = HeadStudent(head, spec, read_parts(target, path), target.layer_count, is_new=True)
     session = target.open_session()
     parts = Parts([text], Teacher(session, layers=student.layers), new_folder())
-    found = measure_heads(student.network, parts, DEPTH, lambda: None)["a"]
+    found = measure_heads(student.network, parts, DEPTH)["a"]
     session.close()
     return found, student
 

@@ -11,7 +11,7 @@ import pytest
 from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.llamacpp.model import load
 from edgespec.backends.options import LoadOptions
-from edgespec.core.protocols import CheckCancelled
+from edgespec.cancel import Check, iterate
 from edgespec.engine.engine import Engine
 from edgespec.errors import CacheError, Cancelled, DraftRefused
 from edgespec.train import own_texts
@@ -30,8 +30,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     engine.close()
 
 
-def write(engine: Engine, n: int, *questions: str, first: int = 0, check: CheckCancelled = lambda: None):
-    return list(islice(write_conversations(engine, questions, first, STREAMS, check), n))
+def write(engine: Engine, n: int, *questions: str, first: int = 0, check: Check = lambda: None):
+    return list(islice(iterate(write_conversations(engine, questions, first, STREAMS), check), n))
 
 
 @pytest.fixture(autouse=True)

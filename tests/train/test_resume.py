@@ -15,7 +15,6 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from edgespec.core.protocols import CheckCancelled
 from edgespec.errors import CacheError, Cancelled, InvalidRequest
 from edgespec.train.objectives import distillation
 from edgespec.train.options import Progress, Throttle
@@ -26,10 +25,6 @@ from tests.gguf_models import DRAFT, REPOSITORY
 from tests.train.runs import FREE, OPTIONS, cancel_at, digest_weights, make_batches, make_trainer, train
 
 SHORT = replace(OPTIONS, epochs=2)
-
-
-def idle() -> None:
-    """Never cancels."""
 
 
 def ignore(progress: Progress) -> None:
@@ -69,7 +64,7 @@ def test_kill_and_resume(tmp_path: Path, expected: str) -> None:
 @pytest.mark.parametrize("damage", [lambda data: data[:100], lambda data: b"", lambda data: b"\xff" * 100])
 def test_after_a_damaged_checkpoint_a_run_begins_anew(tmp_path: Path, expected: str, damage: object) -> None:
     with pytest.raises(Cancelled):
-        make_trainer(tmp_path)[1].run(ignore, cancel_at(4))
+        make_trainer(tmp_path, throttle=cancel_at(4))[1].run(ignore)
     file = tmp_path / "checkpoint"
     file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]
     (tmp_path / ".checkpoint.1234abcd").write_bytes(b"what a killed process leaves")
@@ -116,7 +111,7 @@ def test_cancelling_anywhere(tmp_path: Path, n: int) -> None:
     whole, trainer = make_trainer(tmp_path / "whole", SHORT)
     assert trainer.run(ignore).step == 14 == 2 * len(make_batches())
     with pytest.raises(Cancelled):
-        make_trainer(tmp_path / "parts", SHORT)[1].run(ignore, cancel_at(n))
+        make_trainer(tmp_path / "parts", SHORT, cancel_at(n))[1].run(ignore)
     network, trainer = make_trainer(tmp_path / "parts", SHORT)
     trainer.run(ignore)
     assert digest_weights(network) == digest_weights(whole)
@@ -148,12 +143,12 @@ def test_the_throttle_stops_and_resumes(tmp_path: Path, expected: str) -> None:
 def test_a_draft_model_goes_on(tmp_path: Path) -> None:
     """The packaged draft with LoRA, whose matrices are drawn: those of the checkpoint count."""
 
-    def run(folder: Path, seed: int, check: CheckCancelled) -> str:
+    def run(folder: Path, seed: int, throttle: Throttle = FREE) -> str:
         mx.random.seed(seed)
         student = Student.open(DRAFT)
         student.train_lora(2)
         folder.mkdir(exist_ok=True)
-        Trainer(student.network, distillation, make_batches(n=4), SHORT, folder, FREE).run(ignore, check)
+        Trainer(student.network, distillation, make_batches(n=4), SHORT, folder, throttle).run(ignore)
         return digest_weights(student.network)
 
     whole = run(tmp_path / "whole", 1)

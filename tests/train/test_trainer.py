@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,10 +30,6 @@ from tests.gguf_models import REPOSITORY
 from tests.train.runs import FREE, OPTIONS, TinyDraft, make_batches, make_trainer
 
 SHORT = replace(OPTIONS, epochs=2)
-
-
-def idle() -> None:
-    """Never cancels."""
 
 
 def ignore(progress: Progress) -> None:
@@ -66,18 +61,19 @@ def test_a_run_waits_for_an_engine(tmp_path: Path) -> None:
     engine = Activity(lock)
     seen: list[str | int] = []
 
-    def check() -> None:
+    def must_wait() -> bool:
         seen.append("asked")
         if seen[-3:] == ["asked"] * 3:
             engine.set(False)
+        return is_any_engine_working(lock)
 
     def report(progress: Progress) -> None:
         seen.append(progress.step)
         engine.set(progress.step == 2)
 
     engine.set(True)
-    throttle = Throttle(must_wait=partial(is_any_engine_working, lock), must_stop=lambda: False)
-    make_trainer(tmp_path / "run", SHORT, throttle)[1].run(report, check)
+    throttle = Throttle(must_wait=must_wait, must_stop=lambda: False)
+    make_trainer(tmp_path / "run", SHORT, throttle)[1].run(report)
     assert seen[:9] == ["asked", "asked", "asked", 1, "asked", 2, "asked", "asked", "asked"]
     assert seen[9:13] == [3, "asked", 4, "asked"] and seen[-1] == 14
 
@@ -135,8 +131,8 @@ def test_steps_are_those_of_adamw(tmp_path: Path) -> None:
 
 def test_it_stops() -> None:
     free = Throttle(60, must_wait=lambda: False, must_stop=lambda: False)
-    assert free.before_step(59.9, idle) is None and free.before_step(60, idle) == "time"
-    assert Throttle(60, must_wait=lambda: False, must_stop=lambda: True).before_step(0, idle) == "battery"
+    assert free.before_step(59.9) is None and free.before_step(60) == "time"
+    assert Throttle(60, must_wait=lambda: False, must_stop=lambda: True).before_step(0) == "battery"
 
 
 HOLD = """
@@ -195,14 +191,14 @@ def test_an_engine_that_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     engine = LocalEngine()
     try:
         engine.open(TOY, Quiet()).result()
-        assert Throttle(must_stop=lambda: False).before_step(0, idle) is None
+        assert Throttle(must_stop=lambda: False).before_step(0) is None
         stream = engine.stream(Request("ab", SamplingParams(0.0, logit_bias=((256, -1000.0),))))
         for n, _ in enumerate(stream):
             assert is_any_engine_working()
             if n == 20:
                 break
         stream.cancel()
-        assert Throttle(must_stop=lambda: False).before_step(0, idle) is None
+        assert Throttle(must_stop=lambda: False).before_step(0) is None
         assert not is_any_engine_working()
     finally:
         engine.close()

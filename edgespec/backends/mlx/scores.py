@@ -31,7 +31,7 @@ class DeviceDraft(Draft):
         object.__setattr__(self, "array", array.astype(mx.int32))
         object.__setattr__(self, "parents", np.arange(-1, array.size - 1, dtype=np.int32))
         object.__setattr__(self, "q", None)
-        object.__setattr__(self, "sources", ())
+        object.__setattr__(self, "drafters", ())
 
     @cached_property
     def tokens(self) -> Ints:

@@ -83,7 +83,7 @@ class StatusLine(Static):
         parts = []
         if meter.tokens_per_second is not None:
             parts.append(f"{meter.tokens_per_second:.1f} tok/s")
-        if speedup := meter.times_plain:
+        if speedup := meter.speedup:
             parts.append(f"{speedup:.2f}x plain")
         if meter.acceptance_rate is not None:
             parts.append(f"{meter.acceptance_rate:.0%} accepted")
@@ -108,7 +108,7 @@ def _describe_pace(meter: Meter, model_info: ModelInfo) -> Content:
         return Content("plain decoding: drafts would not pay here" if can_draft else "plain decoding")
     n = len(meter.steps)
     speeds = [meter.recent_speed(end) or 0.0 for end in range(max(2, n - _CELLS + 1), n + 1)]
-    speedup = meter.times_plain
+    speedup = meter.speedup
     lines: list[tuple[Part, ...]] = [((f"{speedup:.2f}x", _STRONG), " the speed of plain decoding")] if speedup else []
     return _join([*lines, ((_draw_sparkline(speeds, max(speeds, default=0.0)), _VERIFY),)])
 
@@ -258,7 +258,7 @@ def format_step(step: Step) -> tuple[str | Text, ...]:
     step_s = step.draft_s + step.verify_s + step.sample_s + step.commit_s
     return (
         str(step.index),
-        decision.source if decision else "-",
+        decision.drafter if decision else "-",
         Text("●" * step.n_accepted + "○" * (step.n_drafted - step.n_accepted)),
         f"{len(step.tokens)} ({_format(decision.expected_tokens if decision else None)})",
         f"{step_s * 1000:.1f} ({_format(decision.expected_s if decision else None, 1000)})",

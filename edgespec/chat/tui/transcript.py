@@ -140,7 +140,7 @@ class Answer(Item):
         if reasoning := "".join(piece.text for piece in pieces if piece.channel == "reasoning"):
             self._think(reasoning)
         if answer := [piece for piece in pieces if piece.channel != "reasoning"]:
-            spans = [(len(piece.text), piece.origin, 1) for piece in answer]
+            spans = [(len(piece.text), piece.drafter, 1) for piece in answer]
             self._grow("".join(piece.text for piece in answer), spans)
 
     def show(self, text: str, reasoning: str, spans: Sequence[Any], footer: str) -> None:

@@ -79,7 +79,7 @@ export function addChunk(answer, chunk) {
 
 /** The speed of an answer in words. */
 export function describeFigures(timings) {
-  const { predicted_n: tokens, predicted_per_second: speed, times_plain: ratio, draft_n: drafted } = timings;
+  const { predicted_n: tokens, predicted_per_second: speed, speedup: ratio, draft_n: drafted } = timings;
   const parts = [`${tokens} ${tokens === 1 ? "token" : "tokens"}`];
   if (speed) parts.push(`${speed.toFixed(1)} tok/s`);
   if (ratio) parts.push(`${ratio.toFixed(2)}x plain decoding`);

@@ -24,7 +24,7 @@ export function showTables(props, models, recent) {
   ]));
   fill(recent, props.recent.slice(0, 20).map((call) => [
     new Date(call.at * 1000).toLocaleTimeString(), call.model, call.prompt_tokens, call.tokens,
-    format(call.tokens_per_second), format(call.times_plain, 2),
+    format(call.tokens_per_second), format(call.speedup, 2),
     call.acceptance === null ? "-" : `${(call.acceptance * 100).toFixed(0)}%`, format(call.tau, 2),
     call.ttft === null ? "-" : `${(call.ttft * 1000).toFixed(0)} ms`, call.ending,
   ]));

@@ -17,13 +17,14 @@ from textual.widgets import Input, TextArea
 from edgespec.autopilot.profile import DraftCost, Profile
 from edgespec.autopilot.speculation import Speculation
 from edgespec.autopilot.stats import DraftStats
+from edgespec.cancel import check_cancelled
 from edgespec.chat.tui.app import ChatApp
 from edgespec.chat.tui.panel import Panel, StatusLine
 from edgespec.chat.tui.transcript import Notice, Transcript
 from edgespec.client.local import LocalEngine
 from edgespec.client.stream import Stream
 from edgespec.core.metrics import Meter
-from edgespec.core.protocols import CheckCancelled, Decision, Step
+from edgespec.core.protocols import Decision, Step
 from edgespec.engine.events import Event, Finished, Request
 from edgespec.engine.loaded_model import LoadedModel
 from edgespec.engine.model_info import ModelInfo
@@ -52,11 +53,11 @@ class Script:
         self.holds = False
 
     def stream(self, client: LocalEngine, _request: Request, _speculation: Speculation | None = None) -> Stream[Event]:
-        def work(check: CheckCancelled) -> Iterator[Event]:
+        def work() -> Iterator[Event]:
             yield from self.generations.pop(0)
             end = monotonic() + 30  # so that a test in which nothing stops it fails
             while self.holds and monotonic() < end:
-                check()
+                check_cancelled()
                 sleep(0.01)
 
         return client.submit(work)
@@ -163,9 +164,9 @@ def rounds(pieces: list[Piece], drafted: int = 4, round_s: float = 0.1) -> list[
     at_s, index, rest = NOW_S + 0.42, 0, pieces[1:]
     while rest:
         index += 1
-        accepted = next((n for n, piece in enumerate(rest[:drafted]) if not piece.origin), min(drafted, len(rest)))
+        accepted = next((n for n, piece in enumerate(rest[:drafted]) if not piece.drafter), min(drafted, len(rest)))
         burst, rest = rest[: accepted + 1], rest[accepted + 1 :]
-        source = next((piece.origin for piece in burst if piece.origin), "model")
+        source = next((piece.drafter for piece in burst if piece.drafter), "model")
         why = "a lookup is expected to pay" if source == "ngram" else (
             "the drafter is expected to win the most tokens/s")  # fmt: skip
         decision = Decision(source, why, 1 + 0.7 * accepted, round_s * 0.95, {"model": drafted})

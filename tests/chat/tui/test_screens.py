@@ -98,7 +98,7 @@ async def test_an_unforeseen_error_of_a_job_is_reported(
 
 
 def failing(client: LocalEngine, *_: object) -> object:
-    def work(check: object) -> object:
+    def work() -> object:
         raise ZeroDivisionError("an accident")
         yield
 

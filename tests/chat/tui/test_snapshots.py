@@ -79,7 +79,7 @@ async def steps(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
 
 
 async def race(app: ChatApp, pilot: Pilot[None], script: Script) -> None:
-    plain = rounds([piece._replace(origin="") for piece in pieces_of(ANSWER)], drafted=0)
+    plain = rounds([piece._replace(drafter="") for piece in pieces_of(ANSWER)], drafted=0)
     fast = rounds(pieces_of(ANSWER))
     script.generations = [[*fast, finished(fast)], [*plain, finished(plain)]]
     await app.run_command("race Fibonacci, please")

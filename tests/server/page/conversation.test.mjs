@@ -78,5 +78,5 @@ test("tool calls arrive in pieces, and figures may be missing", () => {
   const parts = [{ name: "f", arguments: "" }, { arguments: '{"a":' }, { arguments: " 1}" }];
   for (const part of parts) addChunk(answer, { choices: [{ delta: { tool_calls: [{ index: 0, function: part }] } }] });
   assert.deepEqual(answer.calls, [{ name: "f", arguments: '{"a": 1}' }]);
-  assert.equal(describeFigures({ predicted_n: 1, predicted_per_second: null, times_plain: null, draft_n: 0 }), "1 token");
+  assert.equal(describeFigures({ predicted_n: 1, predicted_per_second: null, speedup: null, draft_n: 0 }), "1 token");
 });
