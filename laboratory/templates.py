@@ -21,7 +21,7 @@ from edgespec.text.chat_template import ChatTemplate, Message
 from edgespec.text.harmony import Thought
 from edgespec.text.known_formats import HARMONY
 from edgespec.text.readers import make_reader
-from edgespec.text.stream import ReasoningSplitter
+from edgespec.text.reasoning import ReasoningSplitter
 from edgespec.text.template_profile import TemplateProfile
 from edgespec.text.tool_calls import AnswerPart, CallEnd
 

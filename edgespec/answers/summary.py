@@ -7,7 +7,7 @@ from typing import Any
 
 from edgespec.engine.events import Finished
 from edgespec.engine.model_info import ModelInfo
-from edgespec.models.references import shorten_names
+from edgespec.models.short_names import shorten_names
 
 _ENDINGS = {
     "length": "cut at its limit",

@@ -14,7 +14,8 @@ from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import FinishReason
 from edgespec.engine.events import Event, Finished, Notice
 from edgespec.errors import InvalidRequest
-from edgespec.text.stream import Channel, Piece
+from edgespec.text.reasoning import Channel
+from edgespec.text.stream import Piece
 from edgespec.text.tool_calls import CallEnd, ToolCall
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgespec.bench.records import Cost, Header, Record, Run
 from edgespec.bench.runner import AUTOPILOT, PLAIN
 from edgespec.core.metrics import Metrics
-from edgespec.models.references import shorten_names
+from edgespec.models.short_names import shorten_names
 
 _COLUMNS = 100
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from edgespec.models.references import shorten_names
+from edgespec.models.short_names import shorten_names
 from edgespec.units import gib, significant
 
 

@@ -175,7 +175,7 @@ def _run_ranked(argv: Sequence[str] | None) -> int:
     """Run the command. Under mlx.launch rank 0 runs it, and the other ranks follow."""
     with ExitStack() as stack:
         if "MLX_RANK" in os.environ:
-            from edgespec.engine.team import mlx_worker
+            from edgespec.engine.rank_worker import mlx_worker
             from edgespec.machines.ranks import listen_for_ranks, take_ranks
             from edgespec.machines.wire import dismiss
 

@@ -121,7 +121,7 @@ def _tell(code: int, output: int) -> int:
         if code == 0 or file.read() == _WHOLE:
             return code
         from edgespec.cli.interrupts import INTERRUPTED
-        from edgespec.client.process import explain
+        from edgespec.client.death import explain
         from edgespec.errors import BackendError
 
         if code in (INTERRUPTED, BackendError.exit_code):  # a second Ctrl-C, and a worker that is gone: they are told

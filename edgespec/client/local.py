@@ -19,6 +19,7 @@ from edgespec.client.client import EngineClient, no_model, require_model
 from edgespec.client.stream import Stream
 from edgespec.client.worker import Work, Worker
 from edgespec.core.peers import Yield
+from edgespec.engine.activity import Activity
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request, SlotState
 from edgespec.engine.loaded_model import LoadedModel
 from edgespec.engine.model_info import ModelInfo
@@ -29,7 +30,7 @@ from edgespec.errors import Cancelled, EdgespecError, reason_of
 from edgespec.machines.memory import DeviceMemory
 from edgespec.models.load_config import LoadConfig
 from edgespec.progress import QUIET, Quiet, Reporter, notice, reporting
-from edgespec.train.learn import Activity, Learner, is_on_battery, open_learner
+from edgespec.train.learn import Learner, is_on_battery, open_learner
 
 _log = logging.getLogger(__name__)
 

@@ -21,7 +21,8 @@ from edgespec.engine.prefixes import EarlierText, explain_loss
 from edgespec.engine.prompts import EncodedPrompt
 from edgespec.engine.repetition import RepetitionDetector
 from edgespec.errors import InvalidRequest
-from edgespec.text.stream import Channel, Piece, ReasoningFormat, TextStream
+from edgespec.text.reasoning import Channel, ReasoningFormat
+from edgespec.text.stream import Piece, TextStream
 from edgespec.text.tokenizer import Tokenizer, token_bytes
 
 if TYPE_CHECKING:

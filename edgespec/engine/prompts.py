@@ -19,7 +19,7 @@ from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.call_format import JsonArguments
 from edgespec.text.chat_template import PLAIN, SHORTEN, ChatTemplate, Message, check_length, encode_prompt, place_bos
 from edgespec.text.control_text import ControlText
-from edgespec.text.stream import ReasoningFormat
+from edgespec.text.reasoning import ReasoningFormat
 from edgespec.text.tokenizer import join_start
 
 _NUMBER = re.compile(r"^ *\d+(?:\t|: |→|\| )", re.MULTILINE)  # of a line of a file, as agents show it

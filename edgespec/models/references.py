@@ -22,7 +22,6 @@ _PAGE = re.compile(rf"(?P<repo>{_PART}/{_PART})/(?:tree|blob|resolve|raw)/(?P<re
 _QUANTIZATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 PATH_STARTS = ("./", "../", "/", "~")
 """How a reference begins that is a path, whatever follows."""
-
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -118,17 +117,6 @@ def parse_reference(text: str) -> Reference:
     if ALIAS.fullmatch(text):
         return Alias(text)
     return _parse_hub(text, text)
-
-
-def shorten_names(text: str) -> str:
-    """A reference, or several joined by '+', for people: local paths as file names, packaged files without prefix."""
-    return "+".join(_shorten_name(part) for part in text.split("+"))
-
-
-def _shorten_name(text: str) -> str:
-    if text.startswith("package:"):
-        return text.removeprefix("package:").removesuffix(".gguf")
-    return Path(text).name or text if text.startswith(PATH_STARTS) else text
 
 
 def is_gguf_name(name: str) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from edgespec.models.network import Network
-from edgespec.models.references import shorten_names
 from edgespec.models.report import DraftSpeed, PlanReport, Speed
+from edgespec.models.short_names import shorten_names
 from edgespec.units import gib, significant
 
 _SLOW_DRAFT = 0.8  # from this cost on, a draft model is as slow as its target

@@ -24,7 +24,7 @@ from edgespec.client.client import EngineClient
 from edgespec.engine.events import SlotState
 from edgespec.engine.model_info import ModelInfo
 from edgespec.models.fit import Fit
-from edgespec.models.references import shorten_names
+from edgespec.models.short_names import shorten_names
 from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.auth import LOCAL_ORIGINS, Guard, Rules, page_routes
 from edgespec.server.fields import GenerationBody, LoadRequest, UnloadRequest

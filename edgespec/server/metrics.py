@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from edgespec.autopilot.acceptance_record import AcceptanceRecord
-from edgespec.client.process import Death
+from edgespec.client.death import Death
 from edgespec.engine.events import Finished
 from edgespec.machines.memory import DeviceMemory
 from edgespec.server.record import RequestContext

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgespec.text.call_arguments import JsonCall
-from edgespec.text.stream import HARMONY_MESSAGES, ReasoningSplitter, Segment
+from edgespec.text.reasoning import HARMONY_MESSAGES, ReasoningSplitter, Segment
 from edgespec.text.tool_calls import NAME_CHARACTER, AnswerPart, CallStart
 
 _HARMONY_FUNCTION = re.compile(rf"\bto=functions\.({NAME_CHARACTER}+)")

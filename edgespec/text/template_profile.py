@@ -11,7 +11,7 @@ from typing import Any, Literal
 from edgespec.text.call_format import CallFormat
 from edgespec.text.call_probe import ANSWER, CALLS, IDS, NAMES, derive
 from edgespec.text.known_formats import find_known_format
-from edgespec.text.stream import ReasoningFormat, detect_format, make_block
+from edgespec.text.reasoning import ReasoningFormat, detect_format, make_block
 from edgespec.text.writing import DESCRIBED, Messages, Writing, give_tools, write_messages
 
 Render = Callable[[Sequence[tuple[Messages, Mapping[str, Any]]]], list[str | None]]

@@ -12,7 +12,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from math import inf
 from pathlib import Path
@@ -20,7 +20,6 @@ from time import monotonic, time
 
 import psutil
 
-from edgespec.autopilot.store import calibration_folder
 from edgespec.engine.loaded_model import LoadedModel
 from edgespec.errors import EdgespecError, InvalidRequest, reason_of
 from edgespec.files import lock_file, write_private
@@ -41,7 +40,6 @@ def is_on_battery() -> bool:
 
 SHARE = 0.2
 """The share of the time that trainings may take, their pauses included."""
-
 _POLL_S = 0.2
 _LEARNED, _LOCK = "learned", "learning.lock"  # in the folder of a pair: when a training began, and who trains
 _NOTHING = "Nothing is learned"
@@ -183,37 +181,3 @@ def _make_command(config: LoadConfig, backend: str) -> tuple[str, ...]:
             options += [f"--{name}", str(value)]
     command = (*python_command("edgespec.cli.main", "main"), "adapt", "train", "--newest", "--no-documents", "--json")
     return (*command, *options, *learn.training, *(() if config.model is None else ("--", config.model)))
-
-
-def activity_path() -> Path:
-    """The file that is locked, in the cache folder."""
-    return calibration_folder().parent / "working.lock"
-
-
-class Activity:
-    """One engine's share of a lock that engines of this user hold while they work, so that other work can wait.
-
-    The system releases it when a process ends, in whatever way. It protects nothing: what fails here is ignored.
-    """
-
-    def __init__(self, path: Path | None = None) -> None:
-        """`path`: that of `activity_path` if None."""
-        self._path = path or activity_path()
-        self._held = ExitStack()
-
-    def set(self, is_working: bool) -> None:
-        """Take the lock, or release it. Never waits."""
-        with suppress(OSError):  # one who looks holds it for a moment, and this engine's work is not seen
-            self._held.close()
-            if is_working:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._held.enter_context(lock_file(self._path, wait=False, shared=True))
-
-
-def is_any_engine_working(path: Path | None = None) -> bool:
-    """Whether an engine of this user loads a model, reads a prompt or answers now; False where that is not known."""
-    try:
-        with lock_file(path or activity_path(), wait=False):
-            return False
-    except OSError as error:
-        return isinstance(error, BlockingIOError)

@@ -12,7 +12,8 @@ from time import sleep
 from typing import Literal, get_args
 
 from edgespec.cancel import Check, cancellable, check_cancelled, current_check
-from edgespec.train.learn import is_any_engine_working, is_on_battery
+from edgespec.engine.activity import is_any_engine_working
+from edgespec.train.learn import is_on_battery
 
 Weights = Literal["full", "lora"]
 WEIGHTS: tuple[Weights, ...] = get_args(Weights)

@@ -44,7 +44,7 @@ def test_links_and_paths_lead_somewhere(document: Path) -> None:
 
 def test_the_table_of_places_names_what_is_there() -> None:
     places = re.findall(r"`(\w+)` (?:in|of) `(edgespec/[\w/]+\.py)`", read("CONTRIBUTING.md"))
-    assert len(places) > 5
+    assert places
     assert [place for place in places if not re.search(rf"(?:class|def) {place[0]}\b", read(place[1]))] == []
 
 

@@ -12,7 +12,8 @@ from time import sleep
 import pytest
 
 from edgespec.backends.options import LoadOptions
-from edgespec.client.process import Death, EngineProcess
+from edgespec.client.death import Death
+from edgespec.client.process import EngineProcess
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Finished, Request
 from edgespec.errors import BackendError

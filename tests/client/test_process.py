@@ -20,7 +20,10 @@ import psutil
 import pytest
 
 from edgespec.client import process
-from edgespec.client.process import Death, EngineProcess, Link, Outbox, Update, explain, find_last_words
+from edgespec.client.child import Outbox
+from edgespec.client.death import Death, explain, find_last_words
+from edgespec.client.link import Link, Update
+from edgespec.client.process import EngineProcess
 from edgespec.errors import BackendError, InvalidRequest
 from edgespec.models.load_config import MemoryOptions
 from edgespec.text.stream import Piece

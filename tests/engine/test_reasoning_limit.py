@@ -26,7 +26,8 @@ from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.engine.steering import ReasoningLimit
 from edgespec.engine.structured_output import Json, Structure
 from edgespec.text.chat_template import Message
-from edgespec.text.stream import Piece, TextStream, detect_format
+from edgespec.text.reasoning import detect_format
+from edgespec.text.stream import Piece, TextStream
 from tests.core.enumerate import PROMPT, Enumerated, Rule, Table, Target, Tokens, deterministic
 from tests.core.enumerated_drafters import Drawn, Fixed
 from tests.core.test_exact_loop import generated

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine.team import read_source, write_source
+from edgespec.engine.rank_worker import read_source
+from edgespec.engine.team import write_source
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.models.hub import Hub
 from edgespec.models.references import parse_reference

@@ -18,8 +18,8 @@ from edgespec.models.references import (
     PackagedFile,
     Reference,
     parse_reference,
-    shorten_names,
 )
+from edgespec.models.short_names import shorten_names
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.text.stream import ReasoningFormat, ReasoningSplitter, Segment, detect_format
+from edgespec.text.reasoning import ReasoningFormat, ReasoningSplitter, Segment, detect_format
 
 TEMPLATES = {
     "think": "{{ m.content.split('</think>')[-1] }}{% if t %}<think>\n{% endif %}",

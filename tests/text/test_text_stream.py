@@ -7,7 +7,8 @@ from collections.abc import Callable
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edgespec.text.stream import Piece, TextStream, detect_format
+from edgespec.text.reasoning import detect_format
+from edgespec.text.stream import Piece, TextStream
 from edgespec.text.tokenizer import StopStrings, Tokenizer
 
 Table = Callable[..., Tokenizer]

@@ -17,10 +17,10 @@ import pytest
 from edgespec.backends.options import LoadOptions
 from edgespec.client.local import LocalEngine
 from edgespec.core.sampling import SamplingParams
+from edgespec.engine.activity import Activity, activity_path, is_any_engine_working
 from edgespec.engine.events import Request
 from edgespec.errors import BackendError
 from edgespec.models.load_config import LoadConfig
-from edgespec.train.learn import Activity, activity_path, is_any_engine_working
 from edgespec.train.objectives import distillation, forward_kl
 from edgespec.train.options import Progress, Throttle, TrainOptions
 from edgespec.train.parts import Parts
@@ -138,7 +138,7 @@ def test_it_stops() -> None:
 HOLD = """
 import sys
 from pathlib import Path
-from edgespec.train.learn import Activity
+from edgespec.engine.activity import Activity
 activity = Activity(Path(sys.argv[1]))
 activity.set(True)
 print("held", flush=True)

@@ -22,9 +22,10 @@ from edgespec.chat import Store
 from edgespec.chat.own_model import OwnModel
 from edgespec.chat.state import Chat
 from edgespec.chat.tui import commands
+from edgespec.chat.tui.details import Details
 from edgespec.chat.tui.dialogue import Dialogue
 from edgespec.chat.tui.keys import BINDINGS, Help
-from edgespec.chat.tui.panel import Details, describe_memory, describe_reading
+from edgespec.chat.tui.panel import describe_memory, describe_reading
 from edgespec.chat.tui.progress import Downloads, Progress, TuiReporter, describe_error, describe_wait
 from edgespec.chat.tui.prompt import Completion, Prompt
 from edgespec.chat.tui.settings import read_setting
@@ -35,8 +36,9 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import EdgespecError, NotReady
 from edgespec.models.load_config import LoadConfig
-from edgespec.models.references import LocalPath, parse_reference, shorten_names
+from edgespec.models.references import LocalPath, parse_reference
 from edgespec.models.registry import SamplingDefaults
+from edgespec.models.short_names import shorten_names
 from edgespec.progress import Reporter
 
 _BEAT_S = 0.2  # between two looks at what is waited for

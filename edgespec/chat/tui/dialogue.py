@@ -20,12 +20,13 @@ from edgespec.chat.context import NEARLY_FULL, can_go_on, describe_end, make_roo
 from edgespec.chat.own_model import OwnModel, answer_settings
 from edgespec.chat.recorder import ConversationRecorder, Fork
 from edgespec.chat.state import Chat
+from edgespec.chat.tui.opening import Opening
 from edgespec.chat.tui.panel import Panel, StatusLine
 from edgespec.chat.tui.progress import Activity, Progress, Toast, describe_error
 from edgespec.chat.tui.prompt import Prompt, sanitize
 from edgespec.chat.tui.race import FRAME_S, Race
 from edgespec.chat.tui.transcript import Answer, Notice, Transcript, UserMessage
-from edgespec.chat.tui.window import Opening, Queued, Window, capitalize
+from edgespec.chat.tui.window import Queued, Window, capitalize
 from edgespec.client.client import EngineClient, require_model
 from edgespec.core.metrics import Meter
 from edgespec.engine.events import AnswerStart, Event, Request

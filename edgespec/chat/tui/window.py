@@ -3,117 +3,31 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from rich.text import Text
 from textual import on
 from textual.app import App, ComposeResult
-from textual.containers import Horizontal, Vertical, VerticalScroll
-from textual.content import Content
+from textual.containers import Horizontal, Vertical
 from textual.driver import Driver
 from textual.drivers.linux_driver import LinuxDriver
-from textual.events import DescendantFocus, Key, Paste
+from textual.events import Key, Paste
 from textual.notifications import SeverityLevel
 from textual.theme import Theme
 from textual.widgets import Footer, OptionList, Static
-from textual.widgets.option_list import Option
 from textual.worker import WorkerFailed
 
-from edgespec.answers.summary import RUNTIMES, describe_drafts
-from edgespec.chat import Conversation
+from edgespec.chat.tui.clipboard import copy_with_program
+from edgespec.chat.tui.opening import Opening
 from edgespec.chat.tui.panel import Panel, StatusLine
 from edgespec.chat.tui.progress import Downloads, Progress, Toast, describe_error
 from edgespec.chat.tui.prompt import Completion, Popup, Prompt, sanitize
 from edgespec.chat.tui.settings import PromptHistory, read_setting, write_setting
 from edgespec.chat.tui.terminal import Terminal
 from edgespec.chat.tui.transcript import Notice, Transcript
-from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import CacheError, EdgespecError
-from edgespec.models.registry import EMBEDDED_ALIAS
-
-_TEXTS = (
-    "The three most important rules of clear writing are",
-    "Once upon a time, in a village by the sea,",
-    "def fibonacci(n):",
-)
-_QUESTIONS = (
-    "Explain in two sentences what a rainbow is.",
-    "Give me three tips for a good night's sleep.",
-    "Why is the sky blue? Answer in two sentences.",
-)
-
-
-class Opening(VerticalScroll):
-    """What the model does, examples, and the last conversations, in place of an empty conversation.
-
-    The ids of its options are "send" and an example, or "resume" and the number of a conversation.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(id="opening", can_focus=False)
-
-    def compose(self) -> ComposeResult:
-        yield Static("", id="opening-model")
-        yield OptionList(id="opening-list", compact=True, markup=False)
-        yield Static("Tab, ↑, ↓ and Enter choose · or type a message", id="opening-keys", markup=False)
-
-    @on(DescendantFocus)
-    def _highlight(self) -> None:
-        """Show where Enter, Up and Down begin."""
-        listing = self.query_one("#opening-list", OptionList)
-        if listing.highlighted is None:
-            listing.action_first()
-
-    def show(self, model_info: ModelInfo | None, recent: Sequence[Conversation], *, is_busy: bool) -> None:
-        """`model_info` is None while no model is open, or, if the engine `is_busy`, while one is being opened."""
-        is_waiting = model_info is None and is_busy
-        title = Content.styled("Opening the model", "bold $foreground") if is_waiting else _describe(model_info)
-        self.query_one("#opening-model", Static).update(title)
-        examples: Sequence[str] = ()
-        if model_info is not None and model_info.name != EMBEDDED_ALIAS:  # which repeats itself after any short text
-            examples = _TEXTS if model_info.chat_template is None else _QUESTIONS
-        options = [Option(_show_line(text), id=f"send {text}") for text in examples]
-        if examples:
-            options.insert(0, Option(Text("Try", "bold"), disabled=True))
-        if recent:
-            options.append(Option(Text("\nGo on with" if examples else "Go on with", "bold"), disabled=True))
-        for each in recent:
-            line = _show_line(each.title).append(f"  {each.model}", "dim")
-            options.append(Option(line, id=f"resume {each.id}"))
-        listing = self.query_one("#opening-list", OptionList)
-        selected, ids = listing.highlighted_option, [each.id for each in options]
-        listing.set_options(options)
-        if selected is not None and selected.id in ids:
-            listing.highlighted = ids.index(selected.id)
-        self.query_one("#opening-keys").display = listing.option_count > 0
-
-
-def _describe(model_info: ModelInfo | None) -> Content:
-    if model_info is None:
-        return Content.assemble(("No model is open", "bold $foreground"), "\nCtrl+G lists models.")
-    if model_info.name == EMBEDDED_ALIAS:
-        purpose = (
-            "Completes Python code that you begin. A very small pair of models that comes with edgespec; "
-            "Ctrl+G lists models that answer questions."
-        )
-    elif model_info.chat_template is None:
-        purpose = "Continues the text that you begin; it was not trained to answer questions."
-    else:
-        purpose = "Answers messages."
-    runs = f"Runs on {RUNTIMES[model_info.backend]}, {describe_drafts(model_info.draft)}"
-    state = f"{runs}, sees {model_info.context_size:,} tokens. F1 explains these words."
-    return Content.assemble((model_info.name, "bold $text-primary"), (f"\n{purpose}\n", "$foreground"), state)
-
-
-def _show_line(text: str) -> Text:
-    """The text in one line, which may be cut."""
-    return Text(f"  {' ⏎ '.join(line.strip() for line in text.splitlines() if line.strip())}", no_wrap=True,
-                overflow="ellipsis")  # fmt: skip
-
 
 _MAX_LINES = 3
 
@@ -132,24 +46,6 @@ class Queued(Static):
         self.update(text.append(f"\n{len(texts)} queued · Up takes the last one back", "dim"))
 
 
-_TIMEOUT_S = 2.0
-_COPIERS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"))
-
-
-def copy_with_program(text: str) -> None:
-    """Copy `text` by the first program that can.
-
-    None is tried over SSH, where the clipboard is on another machine: there the terminal copies (OSC 52).
-    """
-    if "SSH_CONNECTION" in os.environ or "SSH_TTY" in os.environ:
-        return
-    data, nowhere = text.encode(errors="replace"), subprocess.DEVNULL
-    for command in _COPIERS:
-        with suppress(OSError, subprocess.SubprocessError):
-            subprocess.run(command, input=data, stdout=nowhere, stderr=nowhere, timeout=_TIMEOUT_S, check=True)
-            return
-
-
 HIGH_CONTRAST = Theme(
     name="high-contrast",
     primary="#ffff00",
@@ -166,7 +62,6 @@ HIGH_CONTRAST = Theme(
     dark=True,
     variables={"text-muted": "#ffffff", "footer-key-foreground": "#ffff00", "border": "#ffffff"},
 )
-
 _MIN_NOTICE_S = 4.0
 _READ_PER_S = 15  # characters
 

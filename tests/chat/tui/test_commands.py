@@ -8,8 +8,8 @@ from rich.table import Table
 from textual.widgets import Static
 
 from edgespec.chat.tui.commands import COMMANDS
+from edgespec.chat.tui.details import Details
 from edgespec.chat.tui.keys import Help
-from edgespec.chat.tui.panel import Details
 from edgespec.chat.tui.picker import Picker
 from edgespec.chat.tui.progress import Downloads
 from edgespec.chat.tui.race import Race

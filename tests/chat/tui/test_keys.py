@@ -8,8 +8,8 @@ from textual.binding import Binding
 from textual.widgets import Input
 
 from edgespec.chat import Store
+from edgespec.chat.tui.details import Details
 from edgespec.chat.tui.keys import BINDINGS, KEYS, Help
-from edgespec.chat.tui.panel import Details
 from edgespec.chat.tui.picker import History, Picker
 from edgespec.chat.tui.prompt import Prompt
 from edgespec.chat.tui.race import Race

@@ -8,10 +8,10 @@ from textual.widgets import DataTable, OptionList
 
 from edgespec.backends.options import LoadOptions
 from edgespec.chat import Store
-from edgespec.chat.tui.panel import Details
+from edgespec.chat.tui.details import Details
+from edgespec.chat.tui.opening import Opening
 from edgespec.chat.tui.progress import Activity, describe_wait
 from edgespec.chat.tui.transcript import Answer
-from edgespec.chat.tui.window import Opening
 from edgespec.core.protocols import PrefillProgress
 from edgespec.text.stream import Piece
 from tests.chat.tui.driving import EMBEDDED, chat_of, driving, in_loop

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.chat.tui.clipboard import copy_with_program
 from edgespec.chat.tui.commands import complete
 from edgespec.chat.tui.settings import (
     MAX_PROMPTS,
@@ -17,7 +18,6 @@ from edgespec.chat.tui.settings import (
     read_setting,
     write_setting,
 )
-from edgespec.chat.tui.window import copy_with_program
 from edgespec.errors import CacheError
 from tests.chat.tui.driving import driving, in_loop
 from tests.gguf_models import TARGET
