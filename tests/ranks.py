@@ -85,4 +85,4 @@ def load_on_two_ranks(path: Path, options: LoadOptions) -> Model:
     """An MLX model of which this process has one half, and a child the other."""
     _join_two()
     source = LocalModel(path, "mlx") if path.is_dir() else LocalModel(path, "gguf")
-    return lead.load_leading(source, path, options, Reporter())
+    return lead.load_leading(source, path, options)

@@ -68,7 +68,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "key list": (("edgespec key list", "the names of the keys, and what they may do"),),
     "key rm": (("edgespec key rm laptop", "the server refuses the key from then on"),),
     "service": (
-        ("edgespec service systemd llama-8b-q4 --ctx 16384", "for ~/.config/systemd/user/edgespec.client"),
+        ("edgespec service systemd llama-8b-q4 --ctx 16384", "for ~/.config/systemd/user/edgespec.service"),
         ("edgespec service launchd", "for ~/Library/LaunchAgents"),
     ),
     "ps": (("edgespec ps", "the models of the running server"),),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import click
 
 from edgespec.cli.server import UNIX, find_base, http_json, read_props, server_options
 from edgespec.errors import InvalidRequest
+from edgespec.folders import cache_folder
 
 _ASSUMED_CONTEXT = 32_768
+_LEAST_ANSWER = 2048  # tokens
 _ANSWER_SHARE = 4  # of the context, which a program should leave for an answer, is 1 / 4
 
 
@@ -30,7 +33,8 @@ class _Client(NamedTuple):
 
 
 _AIDER = """\
-cat > edgespec.model.metadata.json <<'END'
+mkdir -p {{ cache|quote }}
+cat > {{ (cache + "/aider.model.metadata.json")|quote }} <<'END'
 {
   {{ ("openai/" + model)|tojson }}: {
     "max_input_tokens": {{ context }},
@@ -45,7 +49,7 @@ cat > edgespec.model.metadata.json <<'END'
 END
 export OPENAI_API_BASE={{ v1|quote }}
 export OPENAI_API_KEY={{ any_key|quote }}
-aider --model {{ ("openai/" + model)|quote }} --model-metadata-file edgespec.model.metadata.json
+aider --model {{ ("openai/" + model)|quote }} --model-metadata-file {{ (cache + "/aider.model.metadata.json")|quote }}
 """
 _CLAUDE = """\
 export ANTHROPIC_BASE_URL={{ url|quote }}
@@ -77,7 +81,9 @@ _LLM = """\
     "model_id": {{ ("edgespec-" + model)|tojson }},
     "model_name": {{ model|tojson }},
     "api_base": {{ v1|tojson }},
-    "can_stream": true
+    "can_stream": true,
+    "supports_schema": true,
+    "supports_tools": true
   }
 ]
 """
@@ -114,7 +120,7 @@ _CLIENTS = {
     "codex": _Client("~/.codex/config.toml", _CODEX, "0.171.0", 9_000),
     "llm": _Client("extra-openai-models.yaml next to the file that `llm logs path` prints (YAML reads JSON)", _LLM,
                    "0.32.1"),
-    "opencode": _Client("~/.config/opencode/opencode.json", _OPENCODE, "1.18.33"),
+    "opencode": _Client("~/.config/opencode/opencode.json", _OPENCODE, "1.18.33", 7_700),
     "qwen": _Client("the shell", _QWEN, "0.15.10", 19_000),
 }  # fmt: skip
 
@@ -149,12 +155,30 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
     about, environment = _CLIENTS[client], Environment(keep_trailing_newline=True)
     environment.filters["quote"] = shlex.quote
     click.echo(f"# for {about.place}\n# these settings were tried with {client} {about.tried}", err=True)
-    if about.prompt_tokens > context:
-        larger = 2 ** (about.prompt_tokens * 2 - 1).bit_length()
-        more = "restart the server with --ctx" if chosen["state"] != "remote" else "start the server behind it with"
-        size = f"the context of {name} holds {context:,}: {more} {larger}"
-        click.echo(f"# {client}'s first prompt has about {about.prompt_tokens:,} tokens, but {size}", err=True)
+    for line in _warn_of_context(client, about, chosen, context):
+        click.echo(f"# {line}", err=True)
+    if url.startswith("https:"):
+        click.echo(
+            "# for a certificate that the system does not know: export SSL_CERT_FILE=CERT for Python, "
+            "NODE_EXTRA_CA_CERTS=CERT for Node",
+            err=True,
+        )
     base, keys = find_base(url), {"key": api_key, "any_key": api_key or "none"}
-    sizes = {"context": context, "answer": context // _ANSWER_SHARE}
+    sizes = {"context": context, "answer": context // _ANSWER_SHARE, "cache": str(cache_folder())}
     settings = environment.from_string(about.settings).render(url=base, v1=f"{base}/v1", model=name, **keys, **sizes)
     click.echo(settings, nl=False)
+
+
+def _warn_of_context(client: str, about: _Client, model: dict[str, Any], context: int) -> Iterator[str]:
+    """Say where the first prompt of a program and an answer do not fit in the context, and what would help."""
+    needed = about.prompt_tokens + _LEAST_ANSWER if about.prompt_tokens else 0
+    if needed <= context:
+        return
+    name, trained = model["name"], model.get("trained_context")
+    first = f"{client}'s first prompt has about {about.prompt_tokens:,} tokens"
+    if trained is not None and trained < needed:
+        yield f"{first}; {name} was trained for {trained:,} and is too small for it: take a model with a longer context"
+        return
+    larger = 2 ** (2 * about.prompt_tokens - 1).bit_length()
+    more = "restart the server with --ctx" if model["state"] != "remote" else "start the server behind it with"
+    yield f"{first}, and the context of {name}, {context:,}, leaves no room for an answer: {more} {larger}"

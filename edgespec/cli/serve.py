@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -277,6 +278,9 @@ def _run(app: Callable[..., Any], listening: _Listening, announce: Callable[[], 
     logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs each request of a download
 
     async def run() -> None:
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+            hang_up = partial(os.kill, os.getpid(), signal.SIGTERM)  # a closed terminal is told to clients as well
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hang_up)
         announce()
         await serve(app, listening.sockets, listening.tls)
 
@@ -306,8 +310,8 @@ def read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, L
         found[name] = LocalModel(load_config(reference, options))
     for name, each in found.items():
         if isinstance(each, LocalModel):  # for the tables too
-            found[name] = each._replace(config=_limit_memory(each.config, options))
-            check_target(each.config, registry, hub)
+            facts = check_target(each.config, registry, hub)
+            found[name] = each._replace(config=_limit_memory(each.config, options), facts=facts)
     return found
 
 

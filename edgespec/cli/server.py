@@ -97,8 +97,25 @@ def _describe_unload(model: dict[str, Any]) -> str:
 def stop_command(model: str, now: bool, url: str, api_key: str | None) -> None:
     """Unload MODEL from a running server once its requests are done; the next request loads it again."""
     body = {"model": model, "now": now}
+    if not now:
+        _tell_wait(model, read_props(url, api_key)["models"])
     http_json("POST", url, "/models/unload", api_key, "success", body, timeout_s=None)
     click.echo(f"{model} is unloaded")
+
+
+def _tell_wait(name: str, models: list[dict[str, Any]]) -> None:
+    """Say what the model is waited for, if it is."""
+    found = next((each for each in models if each["name"] == name), None)
+    if found is None:
+        return
+    running = [
+        *([count(found["answering"], "answer")] if found["answering"] else []),
+        *([f"{count(found['waiting'], 'request')} in the queue"] if found["waiting"] else []),
+    ]
+    if running:
+        click.echo(f"waiting for {' and '.join(running)} of {name}; --now ends them", err=True)
+    elif found["state"] == "loading":
+        click.echo(f"waiting until {name} is loaded; --now ends that", err=True)
 
 
 def read_props(url: str, api_key: str | None) -> dict[str, Any]:

@@ -53,7 +53,7 @@ WantedBy=default.target
 """
 _STEPS = {
     "systemd": (
-        "for ~/.config/systemd/user/edgespec.client; then:",
+        "for ~/.config/systemd/user/edgespec.service; then:",
         "systemctl --user daemon-reload && systemctl --user enable --now edgespec",
         "journalctl --user -u edgespec  shows the log; `loginctl enable-linger` starts it without a login",
     ),

@@ -111,7 +111,7 @@ def list_cases() -> list[Case]:
     from edgespec.bench.verify import Case
     from edgespec.text.chat_template import Message
 
-    file = importlib.resources.files("edgespec.client") / "verify_data" / "cases.jsonl"
+    file = importlib.resources.files("edgespec.bench") / "verify_data" / "cases.jsonl"
     bodies = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     cases = []
     for choice, kind in zip(("required", "auto"), _TOOLS, strict=True):

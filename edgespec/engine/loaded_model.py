@@ -13,6 +13,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.model_info import ModelInfo
 from edgespec.machines.memory import DeviceMemory
 from edgespec.models.adapted import is_outdated, mark_seen
+from edgespec.models.file_facts import describe_file
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan
 from edgespec.models.registry import SamplingDefaults
@@ -104,4 +105,5 @@ def describe_model(engine: Engine, name: str, planned: Plan | None, settings: Ru
         settings=settings.override(planned.options) if settings is not None and planned is not None else settings,
         exact_width=target.width if isinstance(target, FixedWidthModel) else None,
         template=engine.prompts.template.profile,
+        facts=describe_file(planned.metadata) if planned is not None else None,
     )

@@ -9,6 +9,7 @@ from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import BackendName
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.machines.memory import DeviceMemory
+from edgespec.models.file_facts import FileFacts
 from edgespec.models.fit import Fit
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.registry import SamplingDefaults
@@ -30,6 +31,7 @@ class ModelInfo:
     exact_width         rows of every forward, where --exact fixes them; else None
     remembered          about how many tokens of the user's earlier texts the memory has; None where it is off
     template            what the chat template shows, and how the model writes
+    facts               what the model's file tells; None for the toy runtime
     """
 
     name: str
@@ -49,6 +51,7 @@ class ModelInfo:
     exact_width: int | None = None
     remembered: int | None = None
     template: TemplateProfile = NO_TEMPLATE
+    facts: FileFacts | None = None
 
     @property
     def draft(self) -> str:

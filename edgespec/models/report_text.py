@@ -19,7 +19,7 @@ def format_plan(report: PlanReport) -> Iterator[str]:
     yield f"{shorten_names(planned.name)} on {planned.backend}, drafted by {shorten_names(draft)}"
     yield from _format_memory(report)
     if isinstance(report.speed, Speed):
-        yield from _format_speed(report.speed, fits=report.fits)
+        yield from format_speed(report.speed, fits=report.fits)
     else:
         yield "  speed: no estimate" + (f", since {report.speed}" if report.speed is not None else "")
 
@@ -58,7 +58,7 @@ def _format_memory(report: PlanReport) -> Iterator[str]:
         yield from _format_workers(planned.network)
 
 
-def _format_speed(speed: Speed, *, fits: bool) -> Iterator[str]:
+def format_speed(speed: Speed, *, fits: bool) -> Iterator[str]:
     low, high = speed.expected.plain
     condition = "" if fits else " with enough memory"
     yield f"  plain decoding{condition}: {significant(low)} to {significant(high)} tokens/s"

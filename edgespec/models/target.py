@@ -8,6 +8,8 @@ from dataclasses import replace
 
 from edgespec.backends import FileBackend, open_tokenizer, prefers_mlx
 from edgespec.errors import HubError, UnknownModel
+from edgespec.formats.head_file import ModelMetadata
+from edgespec.models.file_facts import FileFacts, describe_file
 from edgespec.models.hub import Hub
 from edgespec.models.hub_errors import HubUnreachable
 from edgespec.models.load_config import LoadConfig
@@ -28,13 +30,17 @@ def choose_backend(request: LoadConfig, registry: Registry, hub: Hub) -> FileBac
     return detect_backend(request.model, registry, hub, prefer_mlx=prefers_mlx())
 
 
-def check_target(request: LoadConfig, registry: Registry, hub: Hub) -> None:
-    """Raise UnknownModel, InvalidModelFile, BackendUnavailable or CacheError for a model that no load could open, as
-    far as that is known without the network: a model that is not downloaded may still be.
+def check_target(request: LoadConfig, registry: Registry, hub: Hub) -> FileFacts | None:
+    """What the file of a model tells; None for one that is not downloaded, and for the toy's.
+
+    Raises UnknownModel, InvalidModelFile, BackendUnavailable or CacheError for a model that no load could open, as far
+    as that is known without the network: a model that is not downloaded may still be.
     """
+    if request.backend == "toy":
+        return None
     with suppress(HubError):
-        if request.backend != "toy":
-            _find_target(request, registry, hub)
+        return describe_file(_find_target(request, registry, hub)[2])
+    return None
 
 
 @contextmanager
@@ -61,13 +67,12 @@ def _list_files(entry: Entry) -> str:
     return f"{pair.target}{size} with the draft {pair.draft}" if pair.draft else f"{pair.target}{size}"
 
 
-def _find_target(request: LoadConfig, registry: Registry, hub: Hub) -> tuple[FileBackend, Source]:
-    """The runtime and the target, whose metadata were checked; no request is sent."""
+def _find_target(request: LoadConfig, registry: Registry, hub: Hub) -> tuple[FileBackend, Source, ModelMetadata]:
+    """The runtime, the target, and its metadata, which were checked; no request is sent."""
     offline = replace(hub, offline=True)
     backend = choose_backend(request, registry, offline)
     target = resolve_pair(request.model, backend, registry, offline).target
-    read_metadata(target, offline)
-    return backend, target
+    return backend, target, read_metadata(target, offline)
 
 
 @contextmanager
@@ -77,7 +82,7 @@ def open_vocabulary(request: LoadConfig, registry: Registry, hub: Hub) -> Iterat
     Raises UnknownModel, also for a model that is not downloaded, InvalidModelFile, BackendUnavailable, CacheError.
     """
     try:
-        backend, target = _find_target(request, registry, hub)
+        backend, target, _ = _find_target(request, registry, hub)
         path = fetch_source(target, replace(hub, offline=True))
     except HubUnreachable as error:
         command = f"edgespec pull {request.model}"

@@ -87,6 +87,7 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        scope = _to_origin_form(scope)
         scope = {**scope, "path": scope["path"].rstrip("/") or "/"}
         headers = Headers(scope=scope)
         context = request_context()
@@ -137,6 +138,19 @@ class Guard:
         if caller is None and scope["path"] not in _OPEN:
             raise HttpError(401, "the API key is missing or wrong.", hint="Send the header Authorization: Bearer KEY.")
         return caller or Caller()
+
+
+def _to_origin_form(scope: Scope) -> Scope:
+    """`scope` with the path alone where the request line has a whole address, as proxies send it.
+
+    The host in that line counts, and not the header's (RFC 9112, 3.2.2).
+    """
+    scheme, marks, rest = scope["path"].partition("://")
+    if not marks or scheme.lower() not in ("http", "https"):
+        return scope
+    authority, _, path = rest.partition("/")
+    headers = [each for each in scope["headers"] if each[0] != b"host"]
+    return {**scope, "path": f"/{path}", "headers": [(b"host", authority.encode("latin-1", "replace")), *headers]}
 
 
 def _too_large() -> HttpError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
@@ -45,14 +45,14 @@ Stops = Annotated[list[Stop], Field(max_length=16, fail_fast=True)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-def _within_limits(name: str) -> Any:
+def within_limits(name: str) -> Any:
     """The range of an option, for the fields that share it; those of the interfaces' own documents are narrower."""
     low, high = OPTIONS[name].limits
     return Field(ge=low, le=high)
 
 
-Temperature = Annotated[float, _within_limits("temperature")]
-RepetitionPenalty = Annotated[float, _within_limits("repetition_penalty")]
+Temperature = Annotated[float, within_limits("temperature")]
+RepetitionPenalty = Annotated[float, within_limits("repetition_penalty")]
 NO_LIMIT = 2**31
 """Tokens of an answer that may go on to the end of the context."""
 
@@ -96,9 +96,9 @@ class SamplingBody(Body):
     """Sampling parameters whose names and ranges are the same in OpenAI's and Ollama's interfaces."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, _within_limits("top_p")] | None = None
-    top_k: Annotated[int, _within_limits("top_k")] | None = None
-    min_p: Annotated[float, _within_limits("min_p")] | None = None
+    top_p: Annotated[float, within_limits("top_p")] | None = None
+    top_k: Annotated[int, within_limits("top_k")] | None = None
+    min_p: Annotated[float, within_limits("min_p")] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None
@@ -151,6 +151,26 @@ Budget = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(lambda n: Non
 _BUDGETS = AliasChoices("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token_budget")
 
 
+# Fields of llama.cpp's server, vLLM and others that change the text there, and their values that change nothing.
+_NOT_FOLLOWED: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("ignore_eos", "min_tokens", "stop_token_ids", "bad_words", "use_beam_search"), ()),
+    **dict.fromkeys(("xtc_probability", "dry_multiplier", "mirostat", "dynatemp_range", "adaptive_target"), ()),
+    **dict.fromkeys(("top_a", "smoothing_factor", "no_repeat_ngram_size", "prompt_logprobs"), ()),
+    "top_n_sigma": (-1,),
+    "tfs_z": (1,),
+    "length_penalty": (1,),
+    "samplers": (),
+    "sampler_order": (),
+    "lora": (),
+}
+
+
+def warn_of_fields(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """A warning for each field that changes the text on other servers and is not followed here."""
+    names = (name for name, neutral in _NOT_FOLLOWED.items() if given.get(name) and given[name] not in neutral)
+    return tuple(f"{name} is ignored: this server does not have it." for name in names)
+
+
 class GenerationBody(ResidencyBody, ABC):
     """The fields of all bodies that ask for `n` answers to each of their prompts, at once or as a stream.
 
@@ -187,6 +207,11 @@ class GenerationBody(ResidencyBody, ABC):
         """One for each prompt. Raises InvalidRequest."""
         self.require_supported()
         return [self.generation_spec()]
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the fields is not followed, in sentences."""
+        return warn_of_fields(self.model_extra or {})
 
 
 class ThinkingBody(Body):

@@ -24,6 +24,7 @@ from edgespec.engine.events import MemoryUse
 from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import EdgespecError, InvalidRequest, UnknownModel, reason_of
 from edgespec.machines.memory import DeviceMemory
+from edgespec.models.file_facts import FileFacts
 from edgespec.models.load_config import LoadConfig
 from edgespec.server.answers import Writer
 from edgespec.server.fields import GenerationBody
@@ -47,10 +48,15 @@ T = TypeVar("T")
 
 
 class LocalModel(NamedTuple):
-    """A model of this machine. `keep_alive_s`: how long it stays loaded; None: as the policy says."""
+    """A model of this machine.
+
+    keep_alive_s  how long it stays loaded; None: as the policy says
+    facts         what its file tells; None where it is not downloaded
+    """
 
     config: LoadConfig
     keep_alive_s: float | None = None
+    facts: FileFacts | None = None
 
 
 class Models:
@@ -75,7 +81,7 @@ class Models:
                 self.remotes[name] = RemoteSlot(name, each, policy, server_metrics)
             else:
                 own = policy if each.keep_alive_s is None else replace(policy, keep_alive_s=each.keep_alive_s)
-                self.slots[name] = ModelSlot(name, each.config, own, server_metrics)
+                self.slots[name] = ModelSlot(name, each.config, own, server_metrics, each.facts)
         self._only = self.all[0] if len(self.all) == 1 else None
         self._opening = asyncio.Lock()
         self.created_s = int(time())
@@ -219,7 +225,7 @@ async def generate(
     else:
         owner = request_context().caller.owner
         specs = [
-            replace(spec, warnings=(*spec.warnings, *warnings), memory=memory, owner=owner)
+            replace(spec, warnings=(*spec.warnings, *body.warnings, *warnings), memory=memory, owner=owner)
             for spec in body.generation_specs()
         ]
         answers = [partial(_generate, slot, spec) for spec in specs]

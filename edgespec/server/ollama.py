@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from hashlib import sha256
 from time import monotonic
 from typing import Annotated, Any, Literal
@@ -35,7 +36,7 @@ from edgespec.server.fields import (
     ThinkingBody,
     warn_of_results,
 )
-from edgespec.server.http import BodyRoute, EventStream, GetRoute, JsonResponse, dump_json, require_manager
+from edgespec.server.http import BodyRoute, EventStream, GetRoute, HttpError, JsonResponse, dump_json, require_manager
 from edgespec.server.inputs import EmbeddingRequest, embedding_route
 from edgespec.server.models import AnySlot, Models, generate, require_local
 from edgespec.server.openai import ChatMessage
@@ -240,7 +241,6 @@ API_VERSION = "0.12.0"
 """The version of Ollama whose interface this is: clients compare it."""
 
 _LONG_S = 3e9  # about a century, for models that are not unloaded by themselves; clients need a date
-_FORMATS = {"llamacpp": "gguf", "mlx": "safetensors"}
 
 
 class ShowRequest(Body):
@@ -274,7 +274,9 @@ def show(models: Models, slot: AnySlot) -> dict[str, Any]:
     reasons = model_info is not None and model_info.template.reasoning is not None
     capabilities = ["completion", "tools", *(["thinking"] if reasons else [])]
     # Clients read the context under the name of the architecture.
-    described = {"general.architecture": "edgespec", "general.basename": slot.name}
+    described: dict[str, Any] = {"general.architecture": "edgespec", "general.basename": slot.name}
+    if isinstance(slot, ModelSlot) and (facts := slot.facts) is not None:
+        described |= {"general.parameter_count": facts.parameters, "edgespec.family": facts.family}
     return {
         "modelfile": "",
         "parameters": "",
@@ -289,17 +291,22 @@ def show(models: Models, slot: AnySlot) -> dict[str, Any]:
 def _describe(slot: AnySlot) -> dict[str, Any]:
     """The fields that every list has. The digest is one of the name."""
     name = slot.name if ":" in slot.name else f"{slot.name}:latest"
-    model_info = slot.model_info if isinstance(slot, ModelSlot) else None
-    backend = model_info.backend if model_info is not None else ""
+    facts = slot.facts if isinstance(slot, ModelSlot) else None
     details = {
         "parent_model": "",
-        "format": _FORMATS.get(backend, ""),
-        "family": "",
-        "families": None,
-        "parameter_size": "",
-        "quantization_level": "",
+        "format": facts.format if facts is not None else "",
+        "family": facts.family if facts is not None else "",
+        "families": [facts.family] if facts is not None else None,
+        "parameter_size": facts.parameter_size if facts is not None else "",
+        "quantization_level": facts.quantization if facts is not None else "",
     }
     return {"name": name, "model": name, "digest": sha256(name.encode()).hexdigest(), "details": details}
+
+
+def _size(slot: AnySlot) -> int:
+    """Bytes of the weights; 0 where they are not known."""
+    facts = slot.facts if isinstance(slot, ModelSlot) else None
+    return facts.n_bytes if facts is not None else 0
 
 
 def _format_created(models: Models) -> str:
@@ -310,6 +317,19 @@ def format_embeddings(body: EmbeddingRequest, vectors: list[tuple[float, ...]], 
     """The body of /api/embed. Times are in nanoseconds."""
     times = {"total_duration": round((monotonic() - request_context().began_s) * 1e9), "load_duration": 0}
     return {"model": body.model, "embeddings": vectors, **times, "prompt_eval_count": tokens}
+
+
+_COMMANDS = (  # what Ollama's interface does to models, and what does it here
+    ("/api/pull", "POST", "Run `edgespec pull REF`, then restart `edgespec serve` with it"),
+    ("/api/create", "POST", "Name a model in the file of `edgespec serve --config`"),
+    ("/api/copy", "POST", "Give a model another name: `edgespec serve NAME=REF`"),
+    ("/api/push", "POST", "Upload files with the hub's own program"),
+    ("/api/delete", "DELETE", "Run `edgespec rm REF`"),
+)
+
+
+async def _refuse(command: str, request: Request) -> Response:
+    raise HttpError(501, f"{request.url.path} is not served: models are managed by commands.", hint=f"{command}.")
 
 
 def ollama_routes(models: Models) -> list[Route]:
@@ -331,8 +351,8 @@ def ollama_routes(models: Models) -> list[Route]:
         return JsonResponse(show(models, models.choose(body.model)))
 
     def list_tags() -> dict[str, Any]:
-        more = {"modified_at": _format_created(models), "size": 0}  # sizes of files are not known
-        return {"models": [{**_describe(slot), **more} for slot in models.all]}
+        modified_at = _format_created(models)
+        return {"models": [{**_describe(slot), "modified_at": modified_at, "size": _size(slot)} for slot in models.all]}
 
     return [
         BodyRoute("/api/chat", OllamaChatRequest, answer),
@@ -345,4 +365,5 @@ def ollama_routes(models: Models) -> list[Route]:
         GetRoute("/api/tags", list_tags),
         GetRoute("/api/ps", lambda: list_running(models)),
         GetRoute("/api/version", lambda: {"version": API_VERSION}),
+        *(Route(path, partial(_refuse, command), methods=[method]) for path, method, command in _COMMANDS),
     ]

@@ -18,6 +18,7 @@ from edgespec.client.stream import Stream
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.engine.model_info import ModelInfo
 from edgespec.engine.prompts import Embedding
+from edgespec.models.file_facts import FileFacts
 from edgespec.models.load_config import LoadConfig
 from edgespec.server.http import HttpError, Policy
 from edgespec.server.metrics import ServerMetrics
@@ -152,8 +153,17 @@ class ModelSlot(Slot):
 
     owner = "edgespec"
 
-    def __init__(self, name: str, request: LoadConfig, policy: Policy, server_metrics: ServerMetrics) -> None:
+    def __init__(
+        self,
+        name: str,
+        request: LoadConfig,
+        policy: Policy,
+        server_metrics: ServerMetrics,
+        facts: FileFacts | None = None,
+    ) -> None:
+        """`facts`: what the model's file tells, known before it is loaded; a load tells them too."""
         super().__init__(name, request.load.caches, policy, server_metrics)
+        self._facts = facts
         self.opening: asyncio.Task[ModelInfo] | None = None
         self.keep_alive_s = policy.keep_alive_s  # of the model as it is loaded; a call may change it
         self.config = request
@@ -163,6 +173,12 @@ class ModelSlot(Slot):
     @property
     def model_info(self) -> ModelInfo | None:
         return self.client.model_info if self.client is not None else None
+
+    @property
+    def facts(self) -> FileFacts | None:
+        """What the model's file tells; None where it is not downloaded."""
+        model_info = self.model_info
+        return (model_info.facts if model_info is not None else None) or self._facts
 
     @property
     def context_size(self) -> int | None:

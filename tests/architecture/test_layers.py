@@ -14,8 +14,9 @@ from tests.gguf_models import REPOSITORY
 PACKAGE = REPOSITORY / "edgespec"
 # Lowest first. A package imports itself and the layers below its own.
 LAYERS = (
-    ("cancel", "errors", "files", "folders", "installation", "options", "progress", "sockets", "units"),
-    ("databases", "isolated", "proxies"),
+    ("errors", "files", "folders", "installation", "options", "progress", "sockets", "units"),
+    ("cancel", "databases", "proxies"),
+    ("isolated",),
     ("core", "formats", "memory", "text"),
     ("machines",),
     ("backends", "drafters"),

@@ -11,7 +11,7 @@ import pytest
 from tests.architecture.test_layers import MODULES, PACKAGE
 
 CALLS = {"eval", "exec", "compile", "os.system", "os.popen", "marshal.loads", "torch.load", "yaml.load", "shelve.open"}
-PICKLES = {"isolated.py", "client/process.py"}  # what two processes of this program send each other
+PICKLES = {"isolated.py", "client/link.py", "client/child.py"}  # what two processes of this program send each other
 PARSERS = {"json.loads", "json.load", "tomllib.loads", "tomllib.load"}
 DEPTH = {"RecursionError", "RuntimeError", "Exception", "BaseException"}
 

@@ -165,7 +165,7 @@ def test_a_draft_model_with_a_small_context_is_given_the_texts_end() -> None:
 @settings(max_examples=30, deadline=None)
 def test_after_a_cancellation_everything_goes_on(case: Case, calls: int) -> None:
     alarm = Alarm(calls)
-    session = open_session(case.kind, case.model, case.context_size, alarm)
+    session = open_session(case.kind, case.model, case.context_size)
     drafters, draft_stats = case.drafters(), cheap()
     with contextlib.suppress(Cancelled):
         case.run(session, case.controller(session, drafters, draft_stats), alarm)

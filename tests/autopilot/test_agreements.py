@@ -109,5 +109,5 @@ def test_the_most_probable_nodes_fill_the_rows() -> None:
     tree.tree.add(0, 9, MODEL, HIGH)
     draft = tree.select(3)  # 6 is right at a rate of 0.16 beside 9
     assert (draft.tokens.tolist(), draft.parents.tolist()) == ([5, 8, 9], [-1, -1, 0])
-    assert draft.sources == ("ngram+model", "model", "model")
+    assert draft.drafters == ("ngram+model", "model", "model")
     assert len(tree.select(0)) == 0

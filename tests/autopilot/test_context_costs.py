@@ -17,6 +17,7 @@ from edgespec.backends.llamacpp.model import load
 from edgespec.backends.mlx.model import load as load_mlx
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy_session import ToyModel, ToySession
+from edgespec.cancel import cancellable
 from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import Draft, Session
 from edgespec.errors import Cancelled
@@ -78,8 +79,8 @@ def test_longer_contexts_are_measured_and_leave_the_session_clean(model: Model) 
 @pytest.mark.parametrize("calls", [2, 7])
 def test_a_measurement_that_is_cancelled_leaves_the_session_clean(model: Model, calls: int) -> None:
     fresh, session = model.open_session(), model.open_session()
-    with pytest.raises(Cancelled):
-        measure_contexts(session, SHORT, (128, 256), 60.0, {}, Alarm(calls))
+    with pytest.raises(Cancelled), cancellable(Alarm(calls)):
+        measure_contexts(session, SHORT, (128, 256), 60.0, {})
     assert session.position == 0
     assert np.abs(answer(session) - answer(fresh)).max() < 1e-3
     session.close()

@@ -89,7 +89,7 @@ def test_a_tree_is_all_drafters() -> None:
     first, second = Paths("first", [[5, 6]]), Paths("second", [[5, 7], [8]])
     draft, source = propose([first, second], Budget(2, 6))
     assert draft.tokens.tolist() == [5, 6, 7, 8] and draft.parents.tolist() == [-1, 0, 0, -1]
-    assert draft.sources == ("first+second", "first", "second", "second")
+    assert draft.drafters == ("first+second", "first", "second", "second")
     assert source == "first+second"
 
 
@@ -118,7 +118,7 @@ def test_matches_of_one_token_are_not_drafted(budget: Budget) -> None:
 def test_drawn_tokens_are_verified_alone_and_whole(budget: Budget) -> None:
     drawn = Paths("drawn", [[5, 6, 7]], is_drawn=True)
     draft, source = propose([drawn, Paths("other", [[8, 9]])], budget)
-    assert (draft.tokens.tolist(), draft.sources, source) == ([5, 6], ("drawn", "drawn"), "drawn")
+    assert (draft.tokens.tolist(), draft.drafters, source) == ([5, 6], ("drawn", "drawn"), "drawn")
     assert draft.q is not None and draft.q.shape == (2, V)
     draft, source = propose([Paths("silent", is_drawn=True), Paths("other", [[8, 9]])], budget)
     assert (draft.tokens.tolist(), draft.q, source) == ([8, 9], None, "other")

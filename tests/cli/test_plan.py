@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from edgespec.models.fit import ModelFacts
-from edgespec.models.report import _describe_drafts, _describe_forwards, _format_speed
+from edgespec.models.report import DraftSpeed, Speed
+from edgespec.models.report_text import format_speed
 from edgespec.models.speed import SpeedEstimate
 from tests.cli.conftest import COMMAND, Cli
 from tests.gguf_models import TARGET
@@ -89,8 +90,8 @@ def test_offline_the_registry_answers_for_an_alias(cli: Cli) -> None:
 def test_the_cause_is_named(rows: dict[int, float], draft_s: float, said: str) -> None:
     expected = SpeedEstimate(rows, draft_s)
     model = ModelFacts(10**9, 10**9, {"Q4_0": 9e8}, 1.6, mixture=False)
-    facts = _describe_forwards(expected, model, None) | _describe_drafts(expected, None)
-    told = "\n".join(_format_speed({**facts, "fits": True}))
+    speed = Speed(expected, model, None, DraftSpeed(expected, None, None))
+    told = "\n".join(format_speed(speed, fits=True))
     assert said in told and "0.9 GB/s, 3.6 operations a byte" in told
 
 

@@ -57,7 +57,7 @@ def test_units_start_the_server(cli: Cli, environment: dict[str, str], tmp_path:
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
-    unit, runtime = tmp_path / "edgespec.client", tmp_path / "run"
+    unit, runtime = tmp_path / "edgespec.service", tmp_path / "run"
     runtime.mkdir(0o700)
     unit.write_text(format_systemd(["/bin/sh", 'a "b" \\ $c %d\ne'], {"HF_HOME": "/x %h"}, Path("/")))
     done = subprocess.run(

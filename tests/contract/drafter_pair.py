@@ -140,7 +140,7 @@ class Pair:
             self.target,
             subject.vocab_size,
             computed,
-            subject.loaded.mask_token,
+            subject.loaded.plan.mask_token,
             head=cast(DraftSession, head),
             memory=subject.open_slot_memory(),
         )

@@ -165,7 +165,7 @@ def check_accounts(case: Case, budgets: RandomBudgets, steps: list[Step], origin
 @settings(max_examples=60, deadline=None)
 def test_a_cancelled_session_can_go_on(case: Case, calls: int) -> None:
     alarm = Alarm(calls)
-    session = open_session(case.kind, case.model, case.context_size, alarm)
+    session = open_session(case.kind, case.model, case.context_size)
     budgets = case.budgets(case.seed)
     try:
         run(case, session, budgets, alarm, [])

@@ -13,6 +13,7 @@ from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
 from edgespec.bench.divergence import first_divergence
+from edgespec.cancel import cancellable
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
@@ -142,8 +143,8 @@ def test_measuring_can_be_cancelled(engine: Engine, calls: int) -> None:
     engine.speculation = PLAIN
     request = Request(CODE[5], GREEDY, max_tokens=15)
     expected = generate(engine, request)[1].tokens
-    with pytest.raises(Cancelled):
-        engine.measure(5.0, Alarm(calls))
+    with pytest.raises(Cancelled), cancellable(Alarm(calls)):
+        engine.measure(5.0)
     assert generate(engine, request)[1].tokens == expected
 
 

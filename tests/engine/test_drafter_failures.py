@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from edgespec.autopilot.speculation import Speculation
+from edgespec.cancel import iterate
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Session
@@ -128,7 +129,7 @@ def test_an_error_of_the_target_is_no_failure_of_a_drafter(monkeypatch: pytest.M
         answer(engine, TALE)
     assert not engine._slots._kept
     for calls in range(1, 40, 7):
-        *_, last = engine.stream(TALE, Alarm(calls))
+        *_, last = iterate(engine.stream(TALE), Alarm(calls))
         assert isinstance(last, Finished)
     again = answer(engine, TALE)
     assert again.tokens == expected.tokens and again.notices == () and again.drafters == expected.drafters

@@ -14,6 +14,7 @@ from edgespec.backends import open_model
 from edgespec.backends.attached_draft import parse
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
+from edgespec.cancel import cancellable
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.drafters import drafter_specs
@@ -123,8 +124,8 @@ def test_what_is_measured() -> None:
     assert all(cost.seconds(1) > 0 and cost.read_s >= 0 for cost in profile.drafts.values())
     known = DraftCost({1: 123.0}, 4.0)
     engine.draft_stats = DraftStats(replace(profile, drafts={"working": known}))
-    with pytest.raises(Cancelled):
-        engine.measure_missing(Alarm(1))
+    with pytest.raises(Cancelled), cancellable(Alarm(1)):
+        engine.measure_missing()
     assert set(engine.draft_stats.costs.profile.drafts) == {"working"}
     engine.measure_missing()
     found = engine.draft_stats.costs.profile

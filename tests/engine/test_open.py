@@ -174,7 +174,7 @@ def test_auto_loads_all_drafters_that_are_paired(open_: Open, pard: None, measur
 @pytest.fixture
 def short_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for a self-draft ends after a few trials."""
-    monkeypatch.setattr("edgespec.engine.loaded_model.EVALUATION_S", 0.5)
+    monkeypatch.setattr("edgespec.engine.selfdraft_choice.EVALUATION_S", 0.5)
     monkeypatch.setattr("edgespec.client.worker._IDLE_S", 0.05)
 
 

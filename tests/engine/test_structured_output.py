@@ -137,7 +137,7 @@ def test_what_is_forced_is_drafted_for_nothing(engine: Engine) -> None:
 def test_structures_that_are_refused(schema: Any, told: str, engine: Engine) -> None:
     with pytest.raises(InvalidRequest, match=told) as caught:
         answer(engine, Request(CODE[0], max_tokens=5, structure=json_structure(schema)), PLAIN)
-    assert caught.value.hint
+    assert caught.value.message.endswith(".")
     assert answer(engine, Request(CODE[0], max_tokens=5), PLAIN)[1].reason == "length"
 
 

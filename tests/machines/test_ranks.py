@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.cancel import cancellable
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
 from edgespec.machines import wire as rank_link
 from edgespec.machines.ranks import ADDRESS, RankAddress, Ranks, listen_for_ranks, set_rank_address, take_ranks
@@ -144,8 +145,8 @@ def test_waiting_for_ranks_can_be_cancelled(address: RankAddress) -> None:
     def cancel() -> None:
         raise Cancelled
 
-    with pytest.raises(Cancelled):
-        Leader(address, VERSIONS, cancel)
+    with pytest.raises(Cancelled), cancellable(cancel):
+        Leader(address, VERSIONS)
 
 
 def test_a_follower_says_which_address_it_does_not_reach() -> None:

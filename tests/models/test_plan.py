@@ -204,7 +204,7 @@ def test_what_an_open_model_takes_of_a_gpu_counts_as_free(
     def ask(opened: Plan | None = None, *, stays: bool = False) -> Plan:
         load = LoadOptions(threads=1, context_size=CONTEXT)
         request = LoadConfig(str(TARGET), "llamacpp", "none", load=load, force=True)
-        return plan(request, load_registry(), Hub.from_environment(), heard, opened=opened, stays=stays)
+        return plan(request, load_registry(), Hub.from_environment(), opened=opened, stays=stays)
 
     leave_free(int(share * estimate_memory(read_file(TARGET), CONTEXT, together=True).total))
     opened = ask()
@@ -238,7 +238,7 @@ def test_a_draft_takes_no_room_of_the_target_on_a_gpu(
     def ask(draft: str, opened: Plan | None = None) -> Plan:
         load = LoadOptions(threads=1, context_size=CONTEXT, flash_attention=True, gpu_layers_draft=option)
         request = LoadConfig(str(TARGET), "llamacpp", draft, load=load)
-        return plan(request, load_registry(), Hub.from_environment(), heard, opened=opened, stays=opened is not None)
+        return plan(request, load_registry(), Hub.from_environment(), opened=opened, stays=opened is not None)
 
     opened = ask("none") if is_open else None
     found = ask(f"model:{DRAFT}", opened).options
@@ -285,7 +285,7 @@ def test_no_speed_is_foretold_for_a_model_that_is_partly_on_a_gpu(
     monkeypatch.setattr("edgespec.models.fit.host_memory", lambda _=(): Memory(2**34, (gpu,)))
     measured: list[LoadOptions] = []
 
-    def measure(types: object, report: object, check: object, options: LoadOptions) -> MachineSpeed:
+    def measure(types: object, report: object, options: LoadOptions) -> MachineSpeed:
         measured.append(options)
         return MachineSpeed()
 

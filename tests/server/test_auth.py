@@ -112,6 +112,17 @@ def test_a_request_with_two_lengths_is_refused_and_its_connection_closed(locked:
     assert answer.startswith(b"HTTP/1.1 400 ") and b"two lengths" in answer
 
 
+@pytest.mark.parametrize(("named", "status"), [("localhost", b"200 OK"), ("evil.example", b"403 Forbidden")])
+def test_a_whole_address_in_the_request_line(named: str, status: bytes, locked: Server) -> None:
+    """As proxies send it: its host counts, whatever the header says."""
+    address = urlsplit(locked.url)
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        head = f"GET http://{named}/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        connection.sendall(head.encode())
+        answer = b"".join(iter(lambda: connection.recv(2**16), b""))
+    assert answer.startswith(b"HTTP/1.1 " + status), answer
+
+
 def test_pages_of_allowed_origins_can_read_refusals(locked: Server) -> None:
     origin = {"origin": "http://pages.example:3000"}
     keyed = {**origin, "authorization": f"Bearer {KEY}"}

@@ -14,6 +14,7 @@ from edgespec.autopilot.speculation import Speculation
 from edgespec.text.chat_template import profile_template
 from edgespec.text.template_profile import NO_TEMPLATE
 from tests.gguf_models import llama
+from tests.server.interfaces import CHAT, MESSAGES, RESPONSES, TEXT, make_body
 from tests.server.serving import PROMPT, Server, serving
 
 USER: list[Any] = [{"role": "user", "content": PROMPT}]
@@ -224,3 +225,33 @@ def test_an_answer_that_repeats_itself_is_ended_where_it_is_asked_for(toy: Serve
     assert (choice["message"]["content"] if path.startswith("chat") else choice["text"]) == "a" * 20
     (choice,) = toy.post(f"/v1/{path}", json=only).json()["choices"]
     assert choice["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, RESPONSES, MESSAGES])
+def test_fields_of_other_servers_are_told_where_they_change_the_text(path: str, pair: Server) -> None:
+    """Those with values that change nothing are not."""
+    asked: dict[str, Any] = {"ignore_eos": True, "xtc_probability": 0.5, "stop_token_ids": [3], "dry_multiplier": 0.8}
+    neutral: dict[str, Any] = {
+        "mirostat": 0,
+        "min_tokens": 0,
+        "top_n_sigma": -1,
+        "samplers": [],
+        "tfs_z": 1.0,
+        "bad_words": None,
+    }
+    told = pair.post(path, json=make_body(path, limit=4, model="embedded", **asked, **neutral)).json()["warnings"]
+    assert set(told) == {f"{name} is ignored: this server does not have it." for name in asked}
+    assert "warnings" not in pair.post(path, json=make_body(path, limit=4, model="embedded", **neutral)).json()
+
+
+def test_fields_by_their_names_in_llama_cpps_server(pair: Server) -> None:
+    body = {"model": "embedded", "messages": USER, "temperature": 0}
+    made = pair.post(CHAT, json={**body, "n_predict": 7}).json()
+    assert made["usage"]["completion_tokens"] == 7
+    by_either = [pair.post(CHAT, json={**body, "max_tokens": 24, name: 1.9}).json()["choices"][0]["message"]["content"]
+                 for name in ("repeat_penalty", "repetition_penalty")]  # fmt: skip
+    plain = pair.post(CHAT, json={**body, "max_tokens": 24}).json()["choices"][0]["message"]["content"]
+    assert by_either[0] == by_either[1] != plain
+    sampled = [pair.post(CHAT, json={**body, "temperature": 1, "seed": 3, "max_tokens": 24, **more}).json()
+               for more in ({}, {"typical_p": 0.1})]  # fmt: skip
+    assert sampled[0]["choices"] != sampled[1]["choices"]

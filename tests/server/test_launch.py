@@ -10,15 +10,19 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+import httpx
 import pytest
 
-from tests.server.serving import KEY, SMALL, TOY, Server, serving
+from edgespec.cli.launch import _CLIENTS, _warn_of_context
+from edgespec.folders import cache_folder
+from tests.server.serving import ENDLESS, KEY, SMALL, TOY, Server, serving
 from tests.zygote import run_command
 
 
@@ -43,6 +47,17 @@ def test_ps_and_stop(toy: Server) -> None:
     assert missing.returncode == 3 and "There is no model 'other' here" in missing.stderr
     assert f"hint: `edgespec ps --url {toy.url}` lists its models." in missing.stderr
     assert toy.ask("tree", max_tokens=3).status_code == 200
+
+
+def test_stop_says_what_it_waits_for(toy: Server) -> None:
+    body = {"model": "tree", "messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS}
+    with httpx.stream("POST", f"{toy.url}/v1/chat/completions", json=body, timeout=60) as stream:
+        next(stream.iter_lines())
+        toy.until("tree", answering=1)
+        stopping = ThreadPoolExecutor(1).submit(run, "stop", "tree", "--url", toy.url)
+        sleep(1)
+    done = stopping.result(60)
+    assert "waiting for 1 answer of tree; --now ends them" in done.stderr and done.returncode == 0
 
 
 def test_no_server() -> None:
@@ -168,7 +183,8 @@ def test_claude_runs_from_its_settings(server: Server, programs: Path) -> None:
     install(programs, "claude", CLAUDE.format(python=sys.executable))
     done = run("launch", "claude", "--url", server.url, "--api-key", KEY)
     assert "these settings were tried with claude 2." in done.stderr
-    assert "about 27,000 tokens, but the context of tree holds 256: restart the server with --ctx 65536" in done.stderr
+    assert "about 27,000 tokens, and the context of tree, 256, leaves no room" in done.stderr
+    assert "restart the server with --ctx 65536" in done.stderr
     ran = subprocess.run(["bash", "-euc", done.stdout], capture_output=True, text=True, timeout=60, check=False)
     tokens, window = ran.stdout.split()
     assert 0 < int(tokens) <= 64 and window == "256", ran.stderr
@@ -180,14 +196,30 @@ def test_aider_knows_the_context(server: Server, programs: Path) -> None:
     install(programs, "aider", '#!/bin/sh\necho "$@" "$OPENAI_API_BASE" "$OPENAI_API_KEY"\n')
     done = run("launch", "aider", "--url", server.url, "--api-key", KEY)
     ran = subprocess.run(["bash", "-euc", done.stdout], capture_output=True, text=True, timeout=60, check=True)
+    file = cache_folder() / "aider.model.metadata.json"
     assert ran.stdout.split() == [
-        *(["--model", "openai/tree", "--model-metadata-file", "edgespec.model.metadata.json"]),
+        *(["--model", "openai/tree", "--model-metadata-file", str(file)]),
         f"{server.url}/v1",
         *KEY.split(),
     ]
-    litellm.register_model(json.loads(Path("edgespec.model.metadata.json").read_text()))
+    litellm.register_model(json.loads(file.read_text()))
     info = litellm.get_model_info("openai/tree")
     assert (info["max_input_tokens"], info["max_output_tokens"], info["input_cost_per_token"]) == (256, 64, 0)
+
+
+@pytest.mark.parametrize(
+    ("context", "trained", "told"),
+    [
+        (8192, None, "leaves no room for an answer: restart the server with --ctx 16384"),
+        (8192, 8192, "was trained for 8,192 and is too small for it: take a model with a longer context"),
+        (8192, 131_072, "restart the server with --ctx 16384"),
+        (9_800, None, ""),
+    ],
+)
+def test_a_prompt_and_an_answer_need_room(context: int, trained: int | None, told: str) -> None:
+    model = {"name": "m", "trained_context": trained, "state": "loaded"}
+    lines = list(_warn_of_context("opencode", _CLIENTS["opencode"], model, context))
+    assert told in " ".join(lines) and bool(told) == bool(lines)
 
 
 def test_a_prompt_that_does_not_fit_is_logged(server: Server) -> None:

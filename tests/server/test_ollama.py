@@ -17,6 +17,7 @@ from edgespec.models.fit import Fit, MemoryEstimate
 from edgespec.server.ollama import OllamaChatRequest, list_running
 from edgespec.text.tool_calls import CallEnd, CallStart, ToolCall
 from edgespec.units import GIB
+from tests.gguf_models import TARGET
 from tests.server.serving import PROMPT, Server
 
 MODEL = "embedded"
@@ -126,6 +127,9 @@ def test_tools_and_reasoning_of_past_and_present_answers(pair: Server) -> None:
 def test_models_are_listed_loaded_and_unloaded(pair: Server) -> None:
     (tag,) = pair.get("/api/tags").json()["models"]
     assert tag["name"] == tag["model"] == f"{MODEL}:latest" and len(tag["digest"]) == 64 and tag["details"]
+    size, details = TARGET.stat().st_size, tag["details"]
+    assert 0.5 * size < tag["size"] < size and details["format"] == "gguf" and details["family"] == "llama"
+    assert details["parameter_size"] == "6M" and details["quantization_level"].startswith("Q")
     gone = pair.post("/api/chat", json={"model": MODEL, "messages": [], "keep_alive": "0s"}).json()
     assert gone["done_reason"] == "unload" and gone["message"] == {"role": "assistant", "content": ""}
     assert pair.get("/api/ps").json() == {"models": []} and not pair.model(MODEL)["is_open"]
@@ -136,8 +140,25 @@ def test_models_are_listed_loaded_and_unloaded(pair: Server) -> None:
     assert datetime.fromisoformat(running["expires_at"]) > datetime.fromisoformat(tag["modified_at"])
     shown = pair.post("/api/show", json={"name": tag["name"]}).json()
     assert {"completion", "tools"} <= set(shown["capabilities"]) and shown["template"]
-    assert shown["model_info"]["edgespec.context_length"] == 512 and shown["details"]["format"] == "gguf"
+    assert shown["model_info"]["edgespec.context_length"] == 512 and shown["details"] == details
+    assert shown["model_info"]["general.parameter_count"] > 5e6 and running["details"] == details
     assert pair.get("/api/version").json()["version"].count(".") == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("pull", "edgespec pull"),
+        ("create", "--config"),
+        ("copy", "NAME=REF"),
+        ("push", "hub"),
+        ("delete", "edgespec rm"),
+    ],
+)
+def test_what_manages_files_is_refused_with_the_command(pair: Server, path: str, command: str) -> None:
+    method = "DELETE" if path == "delete" else "POST"
+    refused = httpx.request(method, f"{pair.url}/api/{path}", json={"model": MODEL})
+    assert refused.status_code == 501 and command in refused.json()["error"]
 
 
 @pytest.mark.parametrize(("on_gpu", "told"), [(0, 0), (4 * GIB, 4 * GIB), (20 * GIB, 8 * GIB)])
@@ -145,6 +166,6 @@ def test_the_part_of_a_model_on_gpus_is_listed(on_gpu: int, told: int) -> None:
     gpu = DeviceMemory("CUDA0", RESERVE_BYTES + on_gpu, 24 * GIB)
     fit = Fit(512, 1, MemoryEstimate(8 * GIB, 0, 0), None, Memory(32 * GIB, (gpu,)))
     info = SimpleNamespace(fit=fit, backend="llamacpp", context_size=512)
-    slot = SimpleNamespace(name="a", model_info=info, unloads_in_s=60.0)
+    slot = SimpleNamespace(name="a", model_info=info, unloads_in_s=60.0, facts=None)
     (running,) = list_running(cast("Any", SimpleNamespace(slots={"a": slot})))["models"]
     assert (running["size"], running["size_vram"]) == (8 * GIB, told)

@@ -58,9 +58,21 @@ def test_every_caller_is_told(tmp_path: Path) -> None:
     assert len(lines) == len(endless) + len(streams) + len(wholes) + 1, "".join(server.log)
 
 
+def test_a_closed_terminal_ends_the_server_as_sigterm_does(tmp_path: Path) -> None:
+    """SIGHUP: streams end with an event, and the program in order."""
+    with serving(tmp_path, *TOY) as server, ThreadPoolExecutor(1) as pool:
+        server.ask("tree", max_tokens=1)
+        began = Semaphore(0)
+        stream = pool.submit(read_stream, server, CHAT, MESSAGES, began)
+        assert began.acquire(timeout=30)
+        server.process.send_signal(signal.SIGHUP)
+        assert is_told(json.loads(stream.result(30).strip().rpartition("data: ")[2]))
+        assert server.process.wait(30) == 0
+
+
 def is_told(body: dict[str, Any]) -> bool:
     error = body["response"]["error"] if body.get("type") == "response.failed" else body["error"]
-    return error["message"] == "the server is shutting down. Try again later."
+    return error["message"] == "the server is shutting down."
 
 
 def read_stream(server: Server, path: str, body: dict[str, Any], began: Semaphore) -> str:

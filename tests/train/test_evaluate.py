@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgespec.cancel import cancellable
 from edgespec.errors import Cancelled, InvalidRequest
 from edgespec.train.evaluate import (
     Matrix,
@@ -66,8 +67,8 @@ def test_a_network_reads_long_texts_in_windows() -> None:
     def cancel() -> None:
         raise Cancelled
 
-    with pytest.raises(Cancelled):
-        read_best(network, texts, cancel)
+    with pytest.raises(Cancelled), cancellable(cancel):
+        read_best(network, texts)
 
 
 def draw(rng: np.random.Generator, rates: np.ndarray, n_positions: int = 60) -> dict[str, Matrix]:
