@@ -34,7 +34,7 @@ import numpy.typing as npt
 from benchmarks.harness import DRAFT, MODEL_PATH, TARGET, load_model, print_result
 from benchmarks.learning import Reader
 from edgespec.backends.options import LoadOptions
-from edgespec.memory.store import TextStore
+from edgespec.memory.administration import TextStore
 from edgespec.models.tokenizer_compat import identify_tokenizer
 from edgespec.train.evaluate import Matrix, chain_matrix, compare, find_hits, find_rounds, read_best
 from edgespec.train.objectives import distillation

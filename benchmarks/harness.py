@@ -19,7 +19,7 @@ from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.protocols import Session, Step
-from edgespec.drafters import drafter_specs
+from edgespec.drafters.registry import drafter_specs
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.engine.loaded_drafter import LoadedDrafter

@@ -27,8 +27,9 @@ from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.scores import HostScores
 from edgespec.core.verify import SampleMatching, TargetDistribution
-from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.structured_output import GrammarMask, json_structure
+from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.grammar_mask import GrammarMask
+from edgespec.engine.structure import json_structure
 
 COMMON = SamplingParams(temperature=0.8, top_k=40, top_p=0.95)
 PENALTIES: dict[str, Any] = {"repetition_penalty": 1.1, "frequency_penalty": 0.1}

@@ -27,7 +27,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.arrays import Ints
 from edgespec.core.protocols import Session
 from edgespec.errors import InvalidRequest
-from edgespec.memory.store import TextStore
+from edgespec.memory.administration import TextStore
 from edgespec.models.tokenizer_compat import identify_tokenizer
 from edgespec.models.versions import AdaptedDrafts, AdaptedPair, Card
 from edgespec.train.evaluate import Matrix, compare, measure_chains, return_to_best

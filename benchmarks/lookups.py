@@ -43,7 +43,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.bench.prompt_sets import CATEGORIES, read_prompts, take_per_category
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import drafter_specs
+from edgespec.drafters.registry import drafter_specs
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Prompt, Request
 from edgespec.engine.loaded_drafter import LoadedDrafter

@@ -23,9 +23,9 @@ import numpy as np
 
 from benchmarks.harness import TARGET, load_model, print_result
 from edgespec.backends.options import LoadOptions
+from edgespec.memory.administration import TextStore
 from edgespec.memory.memory import Memory
 from edgespec.memory.space import MemorySpace
-from edgespec.memory.store import TextStore
 
 _TOKENIZER = "python-6m"
 _EDITED = 50  # tokens for each one that is replaced in a copy

@@ -47,7 +47,7 @@ from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.bench.prompt_sets import BenchPrompt, read_prompts, read_shipped_prompts, take_per_category
 from edgespec.client.process import EngineProcess
-from edgespec.drafters import find_spec
+from edgespec.drafters.registry import find_spec
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import MemoryUse
 from edgespec.errors import EdgespecError

@@ -22,8 +22,9 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
-from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.structured_output import GrammarMask, Structure, json_structure
+from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.grammar_mask import GrammarMask
+from edgespec.engine.structure import Structure, json_structure
 
 PROMPTS = (
     "def read_lines(path):\n",

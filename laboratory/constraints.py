@@ -33,11 +33,11 @@ from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import drafter_specs
+from edgespec.drafters.registry import drafter_specs
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.engine.loaded_drafter import LoadedDrafter
-from edgespec.engine.structured_output import (
+from edgespec.engine.structure import (
     Structure,
     arguments_part,
     call_part,

@@ -37,7 +37,7 @@ from edgespec.core.decoding import read_prompt
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import Draft
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import drafter_specs
+from edgespec.drafters.registry import drafter_specs
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.engine.loaded_drafter import LoadedDrafter

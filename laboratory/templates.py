@@ -22,7 +22,7 @@ from edgespec.text.harmony import Thought
 from edgespec.text.known_formats import HARMONY
 from edgespec.text.readers import make_reader
 from edgespec.text.reasoning import ReasoningSplitter
-from edgespec.text.template_profile import TemplateProfile
+from edgespec.text.template_probe import TemplateProfile
 from edgespec.text.tool_calls import AnswerPart, CallEnd
 
 BOS, EOS = "<|lab_bos|>", "<|lab_eos|>"

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from edgespec.answers.tools import Tool
-from edgespec.engine.structured_output import (
+from edgespec.engine.schema_adaptation import find_reference
+from edgespec.engine.structure import (
     Either,
     Grammar,
     Maybe,
@@ -18,7 +19,6 @@ from edgespec.engine.structured_output import (
     Until,
     arguments_part,
     call_part,
-    find_reference,
     json_part,
 )
 from edgespec.errors import InvalidRequest

@@ -14,7 +14,7 @@ from edgespec.autopilot.speculation import MAX_DRAFT, Speculation
 from edgespec.engine.events import AnswerStart, MemoryUse, Prompt, Request
 from edgespec.engine.model_info import ModelInfo
 from edgespec.engine.repetition import RepetitionDetection
-from edgespec.engine.structured_output import Structure, either
+from edgespec.engine.structure import Structure, either
 from edgespec.errors import InvalidRequest
 from edgespec.text.call_format import CallFormat
 from edgespec.text.chat_template import Message

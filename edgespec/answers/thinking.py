@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edgespec.text.template_profile import TemplateProfile
+from edgespec.text.template_probe import TemplateProfile
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 

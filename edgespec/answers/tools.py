@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgespec.engine.structured_output import is_shallow
+from edgespec.engine.structure import is_shallow
 from edgespec.errors import InvalidRequest
 from edgespec.text.tool_calls import NAME_CHARACTER, load_json
 

@@ -12,7 +12,7 @@ from edgespec.answers.tools import Tool, make_tool, parse_arguments
 from edgespec.api.options import GenerationArguments, require_known, resolve_sampling
 from edgespec.engine.events import MemoryUse, Request
 from edgespec.engine.model_info import ModelInfo
-from edgespec.engine.structured_output import json_structure
+from edgespec.engine.structure import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.text.chat_template import Message
 

@@ -15,7 +15,7 @@ from edgespec.backends.attached_draft import AttachedDraft, SelfDraftSpec
 from edgespec.cancel import check_cancelled
 from edgespec.core.protocols import Session
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import SELF
+from edgespec.drafters.registry import SELF
 from edgespec.engine.draft_eval import DraftEval, Evaluator, Passage
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Prompt, Request

@@ -6,7 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from edgespec.folders import ADAPTED, MEMORY
-from edgespec.memory.store import TextStore
+from edgespec.memory.administration import TextStore
 from edgespec.models.versions import clear_runs
 
 

@@ -215,7 +215,7 @@ def _describe_memory() -> dict[str, Any]:
     """The path of the user's memory, its state in words, and how many tokens and bytes it has where there is one."""
     from edgespec.errors import CacheError
     from edgespec.folders import memory_folder
-    from edgespec.memory.store import TextStore
+    from edgespec.memory.administration import TextStore
 
     folder = memory_folder()
     if not folder.is_dir():
@@ -261,7 +261,7 @@ def _can_write(folder: Path) -> bool:
 
 def _describe_drafters() -> list[dict[str, Any]]:
     """All drafters with the package of each, then the entry points that were refused, with the reason."""
-    from edgespec.drafters import GROUP, drafter_specs, refused_plugins
+    from edgespec.drafters.registry import GROUP, drafter_specs, refused_plugins
     from edgespec.models.draft_words import format_word, list_words
 
     refused = refused_plugins()

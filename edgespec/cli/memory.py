@@ -20,9 +20,9 @@ from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.units import count, gib
 
 if TYPE_CHECKING:
+    from edgespec.memory.administration import Record, SpaceStatus, TextStore
     from edgespec.memory.corpus import Corpus
     from edgespec.memory.documents import Document
-    from edgespec.memory.store import Record, SpaceStatus, TextStore
     from edgespec.text.tokenizer import Tokenizer
 
 
@@ -94,7 +94,7 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
 def open_store() -> Iterator[TextStore]:
     """The user's memory, which is created where it is missing."""
     from edgespec.folders import memory_folder
-    from edgespec.memory.store import TextStore
+    from edgespec.memory.administration import TextStore
 
     with closing(TextStore.open(memory_folder())) as store:
         if store.notice is not None:
@@ -104,9 +104,9 @@ def open_store() -> Iterator[TextStore]:
 
 def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skipped: Counter[str]) -> None:
     """Store documents one by one, and tell how many."""
+    from edgespec.memory.administration import DEFAULT_LIMIT_BYTES
     from edgespec.memory.corpus import SHARE, NoRoom
     from edgespec.memory.documents import read_document
-    from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 
     n_files, n_tokens, reporter = 0, 0, TerminalReporter()
     try:
@@ -136,8 +136,8 @@ def _store(documents: list[Document], tokenizer: Tokenizer, corpus: Corpus, skip
 def build_indexes(spaces: Iterable[tuple[str, str]]) -> None:
     """Build the indexes that an engine would build when it is idle, of spaces as (tokenizer, namespace)."""
     from edgespec.folders import memory_folder
+    from edgespec.memory.administration import DEFAULT_LIMIT_BYTES
     from edgespec.memory.memory import Memory
-    from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 
     report_activity("building the index; Ctrl-C leaves it to the next chat")
     for tokenizer, group in groupby(sorted(spaces), key=itemgetter(0)):
@@ -160,8 +160,8 @@ def _format_skipped(skipped: Counter[str]) -> str:
 def status_command(as_json: bool) -> None:
     """Show how many tokens are kept, of what, in how many bytes."""
     from edgespec.folders import memory_folder
-    from edgespec.memory.prefixes import LIMIT_BYTES, measure_prefixes
-    from edgespec.memory.store import DEFAULT_LIMIT_BYTES
+    from edgespec.memory.administration import DEFAULT_LIMIT_BYTES
+    from edgespec.memory.prefix_files import LIMIT_BYTES, measure_prefixes
 
     folder = memory_folder()
     spaces, n_bytes = [], 0

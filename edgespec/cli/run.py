@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from edgespec.client.client import EngineClient
     from edgespec.engine.events import Finished, Request
     from edgespec.engine.model_info import ModelInfo
-    from edgespec.engine.structured_output import Structure
+    from edgespec.engine.structure import Structure
     from edgespec.models.load_config import LoadConfig
     from edgespec.text.stream import Piece
 
@@ -226,7 +226,7 @@ def _build_raw(text: str, chat: Chat, info: ModelInfo) -> Request:
 
 def _read_structure(answer_format: str | None, schema: BinaryIO | None) -> Structure | None:
     """The JSON that the answer is to be. Raises InvalidRequest."""
-    from edgespec.engine.structured_output import json_structure
+    from edgespec.engine.structure import json_structure
 
     if schema is None:
         return None if answer_format is None else json_structure()

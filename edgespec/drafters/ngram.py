@@ -10,7 +10,7 @@ from edgespec.core.drafter import MATCH_GROWTH, Confidence, Drafter, Outcome, To
 from edgespec.core.protocols import Budget, Round
 
 if TYPE_CHECKING:
-    from edgespec.drafters import SlotMemory
+    from edgespec.drafters.registry import SlotMemory
 
 MAX_NGRAM = 5  # n-grams of 1 to 5 tokens are in the index
 MAX_MATCH = 64  # tokens; longer matches count as this long

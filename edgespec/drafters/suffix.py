@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
-from edgespec.drafters import SlotMemory
+from edgespec.drafters.registry import SlotMemory
 from edgespec.memory.texts import MAX_MATCH
 
 if TYPE_CHECKING:

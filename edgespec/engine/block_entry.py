@@ -10,7 +10,7 @@ import numpy as np
 from edgespec.core.arrays import Logits
 from edgespec.core.sampling import Distribution, Sampler, SamplingParams
 from edgespec.core.verify import TargetDistribution
-from edgespec.engine.structured_output import forbid
+from edgespec.engine.grammar_mask import forbid
 from edgespec.text.tokenizer import Tokenizer, encode_inside
 
 if TYPE_CHECKING:

@@ -32,13 +32,13 @@ from edgespec.engine.drafter_pool import DrafterPool
 from edgespec.engine.drafting import make_adaptive_controller, make_draw, make_fixed_controller, make_verifier
 from edgespec.engine.events import AnswerStart, Event, Notice, PrefixLoss, Prompt, Request, SlotState
 from edgespec.engine.generation import Generation, time_rows
-from edgespec.engine.grammar import GrammarCompiler
+from edgespec.engine.grammar_compiler import GrammarCompiler
 from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.engine.prompts import EncodedPrompt, PromptEncoder
 from edgespec.engine.slots import Slot, SlotPool, open_space, restore_prefix, store_prefix, store_text
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
 from edgespec.memory.memory import Memory
-from edgespec.memory.prefixes import PrefixFiles
+from edgespec.memory.prefix_files import PrefixFiles
 from edgespec.models.short_names import shorten_names
 
 _STORE_S = 5.0  # in which another cache may be begun to be written when a model is closed

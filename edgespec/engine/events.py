@@ -11,7 +11,7 @@ from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import FinishReason, PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.repetition import RepetitionDetection
-from edgespec.engine.structured_output import Structure
+from edgespec.engine.structure import Structure
 from edgespec.text.chat_template import Message
 from edgespec.text.stream import Piece
 

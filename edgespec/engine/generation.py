@@ -17,7 +17,7 @@ from edgespec.core.metrics import Meter
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import Controller, FinishReason, PrefillProgress, Session, Step, Verifier
 from edgespec.engine.events import Event, Finished, PrefixLoss, PromptScores, Request, Scored, TokenPrompt
-from edgespec.engine.prefixes import EarlierText, explain_loss
+from edgespec.engine.prefix_loss import EarlierText, explain_loss
 from edgespec.engine.prompts import EncodedPrompt
 from edgespec.engine.repetition import RepetitionDetector
 from edgespec.errors import InvalidRequest

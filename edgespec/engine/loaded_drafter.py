@@ -11,7 +11,7 @@ from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Session
-from edgespec.drafters import DrafterSpec, SlotMemory, SlotResources
+from edgespec.drafters.registry import DrafterSpec, SlotMemory, SlotResources
 from edgespec.models.drafts import DrafterPlan
 from edgespec.models.hub import Hub
 from edgespec.models.resolve import fetch_source

@@ -13,7 +13,7 @@ from edgespec.models.file_facts import FileFacts
 from edgespec.models.fit import Fit
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.registry import SamplingDefaults
-from edgespec.text.template_profile import NO_TEMPLATE, TemplateProfile
+from edgespec.text.template_probe import NO_TEMPLATE, TemplateProfile
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,13 +10,13 @@ from pathlib import Path
 from edgespec.autopilot.store import ProfileStore, current_setting
 from edgespec.backends import Model, require
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.engine.earlier_texts import open_memory, open_prefixes
 from edgespec.engine.engine import Engine
 from edgespec.engine.exact import keep_exact
 from edgespec.engine.ignored_options import find_ignored_options
 from edgespec.engine.load_drafter import load_drafters, load_weights
 from edgespec.engine.loaded_drafter import identify_drafters
 from edgespec.engine.loaded_model import LoadedModel, describe_model
+from edgespec.engine.open_memory import open_memory, open_prefixes
 from edgespec.engine.open_toy import open_toy
 from edgespec.engine.runtime_settings import apply_settings, choose_settings
 from edgespec.engine.selfdraft_choice import choose_self_draft, set_self_draft

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from edgespec.autopilot.store import current_setting
 from edgespec.backends import open_model
-from edgespec.engine.earlier_texts import open_memory, open_prefixes
 from edgespec.engine.engine import Engine
 from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.engine.loaded_model import LoadedModel, describe_model
+from edgespec.engine.open_memory import open_memory, open_prefixes
 from edgespec.memory.memory import Memory
 from edgespec.models.draft_words import AUTO, naming_drafters, parse_draft
 from edgespec.models.drafts import DrafterPlan

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.autopilot.store import Setting, current_setting
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.drafters import SELF, drafter_specs
+from edgespec.drafters.registry import SELF, drafter_specs
 from edgespec.engine.loaded_model import LoadedModel
 from edgespec.engine.runtime_settings import apply_settings
 from edgespec.engine.selfdraft_cache import SelfDraftCache

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from edgespec.backends.sequence import cheap_prefill, shared_prefix
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Session, Storable
-from edgespec.drafters import SlotMemory
+from edgespec.drafters.registry import SlotMemory
 from edgespec.engine.events import MemoryUse, PrefixLoss, SlotState
-from edgespec.engine.prefixes import LEAST_LOSS, EarlierText
+from edgespec.engine.prefix_loss import LEAST_LOSS, EarlierText
 from edgespec.errors import BackendError
 from edgespec.memory.memory import Memory
-from edgespec.memory.prefixes import FILE_BYTES, LEAST_TOKENS, PrefixFiles, SavedText
+from edgespec.memory.prefix_files import FILE_BYTES, LEAST_TOKENS, PrefixFiles, SavedText
 
 _MAX_GIVEN = 8
 

@@ -11,7 +11,7 @@ from edgespec.core.sampling import Sampler
 from edgespec.core.scores import Scores
 from edgespec.core.verify import TargetDistribution
 from edgespec.engine.block_entry import BlockEntry
-from edgespec.engine.structured_output import GrammarMask, MaskedVerifier
+from edgespec.engine.grammar_mask import GrammarMask, MaskedVerifier
 from edgespec.text.stream import TextStream
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.memory import rows
+from edgespec.memory import queries
 from edgespec.memory.database import Database
 from edgespec.memory.removal import BYTES, age_out, remove_texts
 from edgespec.memory.texts import BLOCK, Origin, SpaceKey, block_keys, split_new
@@ -28,30 +28,30 @@ class Corpus:
         self._database = database
         self._key = key
         self._limit_bytes = limit_bytes
-        self._known = rows.read_keys(database, key)
+        self._known = queries.read_keys(database, key)
         self._has_removed = False
-        self._n_free = int(SHARE * limit_bytes) // BYTES - rows.count_corpus_tokens(database)
+        self._n_free = int(SHARE * limit_bytes) // BYTES - queries.count_corpus_tokens(database)
 
     def add(self, path: Path, document: Sequence[int]) -> int:
         """Store the tokens of the document at an absolute path, in place of what it had before.
 
         Returns the number of tokens that are new. Raises NoRoom.
         """
-        source, tokens = rows.clean_source(str(path)), np.array(document, np.uint32)
+        source, tokens = queries.clean_source(str(path)), np.array(document, np.uint32)
         keys = block_keys(tokens)
         self._remove_outdated(source, keys)
         if min(BLOCK * sum(key not in self._known for key in keys), len(tokens)) > self._n_free:
             raise NoRoom
-        origin = Origin(source, time.time(), rows.read_epoch(self._database), is_corpus=True)
+        origin = Origin(source, time.time(), queries.read_epoch(self._database), is_corpus=True)
         new = split_new(tokens, len(tokens), self._known, origin)
-        rows.add_texts(self._database, self._key, new)
+        queries.add_texts(self._database, self._key, new)
         n_new = sum(len(text.tokens) - text.n_lead for text in new)
         self._n_free -= n_new
         return n_new
 
     def remove_missing(self, path: Path) -> int:
         """Remove the documents at an absolute path or below it whose files are gone; returns how many these are."""
-        gone = [each for each in rows.list_documents(self._database, self._key, path) if not Path(each).exists()]
+        gone = [each for each in queries.list_documents(self._database, self._key, path) if not Path(each).exists()]
         for source in gone:
             self._remove_outdated(source, ())
         return len(gone)
@@ -67,7 +67,7 @@ class Corpus:
 
     def _remove_outdated(self, source: str, keys: Sequence[int]) -> None:
         """Remove the texts of `source` that have a block which is not among `keys`."""
-        stored = rows.read_source_keys(self._database, self._key, source)
+        stored = queries.read_source_keys(self._database, self._key, source)
         outdated = {id: old for id, old in stored.items() if not old.issubset(keys)}
         if not outdated:
             return

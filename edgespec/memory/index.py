@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
-from edgespec.memory.rows import BuildPlan, SegmentRow
+from edgespec.memory.queries import BuildPlan, SegmentRow
 from edgespec.memory.segments import DamagedSegment, Segment, build_segment, open_segment
 from edgespec.memory.texts import StoredText
 

@@ -10,7 +10,7 @@ from time import monotonic
 
 from edgespec.cancel import cancellable
 from edgespec.errors import CacheError, Cancelled
-from edgespec.memory import rows
+from edgespec.memory import queries
 from edgespec.memory.database import Database
 from edgespec.memory.index import MAX_SEGMENT, QUICK_SEGMENT, plan_build
 from edgespec.memory.removal import BYTES, age_out
@@ -156,17 +156,17 @@ class Memory:
 
         while True:
             self._check()
-            epoch = rows.read_epoch(database)
-            segments = rows.list_segments(database, space.key)
+            epoch = queries.read_epoch(database)
+            segments = queries.list_segments(database, space.key)
             if not space.sync(database, segments):
                 continue
-            plan = plan_build(rows.list_unindexed(database, space.key), segments, limit)
+            plan = plan_build(queries.list_unindexed(database, space.key), segments, limit)
             if plan is None:
                 break
-            texts = rows.read_texts(database, space.key, plan.first, plan.last)
+            texts = queries.read_texts(database, space.key, plan.first, plan.last)
             with cancellable(self._check):
                 data = build_segment(texts)
-            rows.add_segment(database, space.key, plan, data, epoch)
+            queries.add_segment(database, space.key, plan, data, epoch)
         space.index.keep(is_uncovered)
 
     def _check(self) -> None:

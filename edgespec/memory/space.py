@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 
 from edgespec.errors import CacheError
-from edgespec.memory import rows
+from edgespec.memory import queries
 from edgespec.memory.database import Database
 from edgespec.memory.index import TextIndex
 from edgespec.memory.segments import Matches, encode_end, find_longest
@@ -81,7 +81,7 @@ class MemorySpace:
         """
         if epoch is not None and epoch != self.epoch:
             return  # texts were forgotten since, and this may be one of them
-        name = None if source is None else rows.clean_source(source)
+        name = None if source is None else queries.clean_source(source)
         origin = Origin(name, time.time(), self.epoch)
         self._added.append((list(text), n_prompt, origin))
         self._memory.wake.set()
@@ -97,7 +97,7 @@ class MemorySpace:
                 saved = None
                 if self._memory.database is not None:
                     try:
-                        saved = rows.read_learned(self._memory.database, self.key, name)
+                        saved = queries.read_learned(self._memory.database, self.key, name)
                     except CacheError as error:
                         self._memory.report(error)
                 self._learned[name] = open(saved)
@@ -128,16 +128,16 @@ class MemorySpace:
         """
         new = [text for text in self.index.texts() if not text.id]
         if new:
-            rows.add_texts(database, self.key, new)
+            queries.add_texts(database, self.key, new)
         self.index.keep(lambda text: text.id >= 0)
         used, self.used = self.used, set()
         if used:
-            rows.mark_used(database, used)
+            queries.mark_used(database, used)
         if is_last or monotonic() > self._saved_s + _LEARNED_S:
             self._save_learned(database)
         return new
 
-    def sync(self, database: Database, segments: Sequence[rows.SegmentRow]) -> bool:
+    def sync(self, database: Database, segments: Sequence[queries.SegmentRow]) -> bool:
         """Use these segments from now on; False where one is damaged or missing: it is removed, with the later ones.
 
         Raises CacheError.
@@ -145,36 +145,36 @@ class MemorySpace:
         with self._lock:
             damaged = self.index.sync(segments, database.folder)
         if damaged:
-            rows.drop_segments(database, self.key, damaged[0].first)
+            queries.drop_segments(database, self.key, damaged[0].first)
         return not damaged
 
     def _save_learned(self, database: Database) -> None:
         self._saved_s = monotonic()
         epoch = self.epoch  # before what was learned is read: another thread may replace both
         for name, learned in list(self._learned.items()):
-            rows.save_learned(database, self.key, name, learned.dump(), epoch)
+            queries.save_learned(database, self.key, name, learned.dump(), epoch)
 
     def _follow(self, database: Database) -> None:
-        epoch = rows.read_epoch(database)
+        epoch = queries.read_epoch(database)
         is_new = epoch != self.epoch
         if is_new:
             self.index.keep(lambda text: not text.id)
             self._learned, self.used = {}, set()
-        self.sync(database, rows.list_segments(database, self.key))
+        self.sync(database, queries.list_segments(database, self.key))
         if is_new:
             self.epoch = epoch
-            self._known = rows.read_keys(database, self.key)
+            self._known = queries.read_keys(database, self.key)
             self._load_latest(database)
 
     def _load_latest(self, database: Database) -> None:
         """Index the latest texts that have no segment."""
         total, first = 0, None
-        unindexed = rows.list_unindexed(database, self.key)
+        unindexed = queries.list_unindexed(database, self.key)
         for id, n in reversed(unindexed):
             total += n
             if first is not None and total > _MAX_LOADED:
                 break
             first = id
         if first is not None:
-            texts = rows.read_texts(database, self.key, first, unindexed[-1][0])
+            texts = queries.read_texts(database, self.key, first, unindexed[-1][0])
             self.index.add([text for text in texts if not self.index.covers(text.id)])

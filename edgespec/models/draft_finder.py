@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.backends import FileBackend
 from edgespec.backends.llamacpp.rewrite import count_blocks
-from edgespec.drafters import DrafterSpec, drafter_specs
+from edgespec.drafters.registry import DrafterSpec, drafter_specs
 from edgespec.errors import DraftRefused, EdgespecError
 from edgespec.formats.gguf import Header
 from edgespec.formats.heads import HeadKind, HeadSpec

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from edgespec.backends.attached_draft import parse
-from edgespec.drafters import SELF, DrafterSpec, drafter_specs, find_spec
+from edgespec.drafters.registry import SELF, DrafterSpec, drafter_specs, find_spec
 from edgespec.errors import InvalidRequest, UnknownModel
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.drafters import DrafterSpec
+from edgespec.drafters.registry import DrafterSpec
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
 from edgespec.models.references import Reference

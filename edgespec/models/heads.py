@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from edgespec.backends import BackendName
-from edgespec.drafters import DrafterSpec, drafter_specs
+from edgespec.drafters.registry import DrafterSpec, drafter_specs
 from edgespec.errors import DraftRefused, InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata, find_weights, read_gguf_head, read_head

@@ -9,8 +9,8 @@ from pathlib import Path
 from edgespec.autopilot.speculation import Rule, Speculation
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions
-from edgespec.drafters import DrafterSpec
-from edgespec.memory.store import DEFAULT_LIMIT_BYTES
+from edgespec.drafters.registry import DrafterSpec
+from edgespec.memory.administration import DEFAULT_LIMIT_BYTES
 
 
 @dataclass(frozen=True, slots=True)

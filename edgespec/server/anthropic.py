@@ -12,7 +12,7 @@ from edgespec.answers.generation_spec import GenerationSpec, ToolChoiceMode, mak
 from edgespec.answers.response import Done, Started, new_id
 from edgespec.answers.thinking import Thinking
 from edgespec.answers.tools import Tool, format_call
-from edgespec.engine.structured_output import json_structure
+from edgespec.engine.structure import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.answers import Block, Event, Step, Writer, read_arguments
 from edgespec.server.fields import (

@@ -27,7 +27,7 @@ from pydantic_core import ErrorDetails
 from edgespec.answers.generation_spec import GenerationSpec
 from edgespec.answers.thinking import Effort, Thinking
 from edgespec.answers.tools import Tool, make_tool
-from edgespec.engine.structured_output import Structure, is_shallow, json_structure
+from edgespec.engine.structure import Structure, is_shallow, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.options import OPTIONS
 from edgespec.server.answers import Writer

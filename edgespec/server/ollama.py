@@ -18,7 +18,7 @@ from starlette.routing import Route
 from edgespec.answers.generation_spec import GenerationSpec, make_message, split_start
 from edgespec.answers.response import Done
 from edgespec.engine.events import Gap, Prompt
-from edgespec.engine.structured_output import json_structure
+from edgespec.engine.structure import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.answers import Block, Event, Step, Writer, read_arguments
 from edgespec.server.fields import (

@@ -21,7 +21,7 @@ from edgespec.answers.tools import format_call, parse_arguments
 from edgespec.core.metrics import Reading
 from edgespec.engine.events import Gap, PromptScores, TokenPrompt
 from edgespec.engine.repetition import RepetitionDetection
-from edgespec.engine.structured_output import (
+from edgespec.engine.structure import (
     Structure,
     choice_structure,
     grammar_structure,

@@ -20,7 +20,7 @@ from edgespec.core.protocols import FinishReason
 from edgespec.engine.events import Finished, Gap, Scored
 from edgespec.engine.model_info import ModelInfo
 from edgespec.engine.prompts import Embedding
-from edgespec.engine.structured_output import Json, Structure
+from edgespec.engine.structure import Json, Structure
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server.fields import NO_LIMIT, GenerationBody
 from edgespec.server.http import HttpError, Policy

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from edgespec.answers.generation_spec import GenerationSpec, ToolChoiceMode, make_message
 from edgespec.answers.response import Started, count_usage, new_id
 from edgespec.answers.tools import Tool, format_call, parse_arguments
-from edgespec.engine.structured_output import Structure
+from edgespec.engine.structure import Structure
 from edgespec.errors import InvalidRequest
 from edgespec.server.answers import Block, Event, Step, Writer
 from edgespec.server.fields import (

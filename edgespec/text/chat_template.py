@@ -22,7 +22,7 @@ from edgespec.errors import (
     reason_of,
 )
 from edgespec.isolated import ChildDied, Helper
-from edgespec.text.template_profile import TemplateProfile, probe
+from edgespec.text.template_probe import TemplateProfile, probe
 from edgespec.text.tokenizer import Tokenizer
 from edgespec.text.writing import (
     Messages,

@@ -24,7 +24,7 @@ from edgespec.engine.loaded_model import LoadedModel
 from edgespec.errors import EdgespecError, InvalidRequest, reason_of
 from edgespec.files import lock_file, write_private
 from edgespec.isolated import python_command
-from edgespec.memory.store import TextStore
+from edgespec.memory.administration import TextStore
 from edgespec.models.load_config import LearnOptions, LoadConfig
 from edgespec.models.tokenizer_compat import identify_tokenizer
 from edgespec.models.versions import BASE, may_train

@@ -16,8 +16,8 @@ import numpy as np
 
 from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import Model
-from edgespec.drafters import drafter_specs
 from edgespec.drafters.ngram import SuffixLookup, continue_from
+from edgespec.drafters.registry import drafter_specs
 from edgespec.engine.engine import Engine
 from edgespec.errors import DraftRefused, InvalidModelFile, InvalidRequest
 from edgespec.files import remove_path

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from edgespec.backends import Model, open_model
 from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
-from edgespec.memory.store import TextStore
+from edgespec.memory.administration import TextStore
 from edgespec.models.drafts import DrafterPlan, PlannedModel
 from edgespec.models.hub import Hub
 from edgespec.models.load_config import LoadConfig

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgespec.core.arrays import Ints
 from edgespec.errors import InvalidRequest
-from edgespec.memory.store import TextStore
+from edgespec.memory.administration import TextStore
 from edgespec.memory.texts import BLOCK, MAX_MATCH, StoredText
 from edgespec.units import count
 

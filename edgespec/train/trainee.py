@@ -148,7 +148,7 @@ def open_head(
         )
     load_trainer()
     from edgespec.train.head_arrays import read_parts
-    from edgespec.train.heads import HeadStudent, measure_heads, recursion
+    from edgespec.train.head_student import HeadStudent, measure_heads, recursion
 
     parts = read_parts(target, materials.target_path)
     student = HeadStudent(path, spec, parts, target.layer_count, is_new=is_new)

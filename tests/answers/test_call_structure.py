@@ -22,9 +22,10 @@ from edgespec.core.metrics import Meter
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.events import Finished
-from edgespec.engine.grammar import GrammarCompiler
+from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.grammar_mask import GrammarMask
 from edgespec.engine.model_info import ModelInfo
-from edgespec.engine.structured_output import GrammarMask, Structure, json_structure
+from edgespec.engine.structure import Structure, json_structure
 from edgespec.models.registry import SamplingDefaults
 from edgespec.server.openai import ChatRequest
 from edgespec.server.responses import ResponsesRequest

@@ -24,7 +24,7 @@ from edgespec.core.protocols import Budget, Step
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
-from edgespec.drafters import SlotResources, drafter_specs
+from edgespec.drafters.registry import SlotResources, drafter_specs
 from edgespec.errors import EdgespecError
 from edgespec.formats.head_file import read_head
 from edgespec.formats.heads import HeadSpec

@@ -17,8 +17,8 @@ import pytest
 
 from edgespec.backends import open_tokenizer
 from edgespec.cli.adapt import TrainingReporter
+from edgespec.memory.administration import DEFAULT_LIMIT_BYTES
 from edgespec.memory.memory import Memory
-from edgespec.memory.store import DEFAULT_LIMIT_BYTES
 from edgespec.models.tokenizer_compat import identify_tokenizer
 from edgespec.models.versions import AdaptedDrafts, AdaptedPair
 from edgespec.train import texts

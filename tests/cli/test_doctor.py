@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from edgespec import drafters
 from edgespec.backends.llamacpp.library import rebuild_command
 from edgespec.cli import gpu_check
 from edgespec.cli.doctor import _format_runtime, describe_huge_pages, find_gpu_problems, find_huge_page_problems
 from edgespec.cli.gpu_check import PlaceCheck
+from edgespec.drafters import registry
 from edgespec.installation import install_command
 from edgespec.machines.memory import HUGE_PAGES
 from tests.cli.conftest import COMMAND, Cli
 from tests.gguf_models import REPOSITORY
 
-HEADS = [name for name, spec in drafters.drafter_specs().items() if spec.needs == "head"]
+HEADS = [name for name, spec in registry.drafter_specs().items() if spec.needs == "head"]
 WORDS = ["ngram", "suffix", "recycling", "model", *HEADS, "pard", "layerskip", "qspec", "sparse"]
 
 
@@ -45,9 +45,9 @@ def plugins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (info / "entry_points.txt").write_text(f"[edgespec.drafters]\n{entry}\n")
     with monkeypatch.context() as installed:
         installed.syspath_prepend(folder)
-        drafters._installed.cache_clear()
+        registry._installed.cache_clear()
         yield
-    drafters._installed.cache_clear()
+    registry._installed.cache_clear()
 
 
 def test_doctor_reports_the_machine_its_runtimes_and_its_drafters(cli: Cli, plugins: None, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_doctor_reports_the_machine_its_runtimes_and_its_drafters(cli: Cli, plug
         assert f"\nhuge pages {pages['mode']}, left to GLIBC_TUNABLES\n" in shown
 
     found = {each["name"]: each for each in report["drafters"]}
-    assert [*found][:-2] == [*drafters.drafter_specs()]
+    assert [*found][:-2] == [*registry.drafter_specs()]
     assert all(found[name]["package"] == "edgespec" for name in ("ngram", "self"))
     assert found["self"]["words"] == ["layerskip[:K]", "qspec[:BITS]", "sparse[:SINK,WINDOW]"]
     summary = "what followed the longest match"

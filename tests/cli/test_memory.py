@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.memory.store import TextStore
+from edgespec.memory.administration import TextStore
 from edgespec.models.versions import AdaptedDrafts, allow_training, may_train
 from tests.cli.conftest import Cli
 from tests.models.test_versions import keep_trainings

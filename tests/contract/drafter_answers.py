@@ -17,10 +17,10 @@ from edgespec.core.drafter import Drafter
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import DrafterSpec, SlotResources
+from edgespec.drafters.registry import DrafterSpec, SlotResources
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, MemoryUse, Notice, Request
-from edgespec.engine.structured_output import Structure, json_part
+from edgespec.engine.structure import Structure, json_part
 from edgespec.errors import Cancelled
 from tests.contract.drafter_pair import make_cheap_stats
 from tests.contract.drafter_subjects import Subject

@@ -10,9 +10,9 @@ from edgespec.core.decoding import resize_logits
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Draft, Round
-from edgespec.drafters import SlotResources
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
+from edgespec.drafters.registry import SlotResources
 from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
 from tests.contract import drafter_answers, drafters
 from tests.contract.drafter_subjects import Subject

@@ -24,8 +24,8 @@ from edgespec.core.rng import Rng
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.scores import Scores
 from edgespec.core.tree import path_to
-from edgespec.drafters import SlotResources
 from edgespec.drafters.candidates import RequestDraw
+from edgespec.drafters.registry import SlotResources
 from tests.contract.drafter_subjects import Subject
 from tests.contract.runtimes import ON_DEVICE
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from edgespec import drafters
 from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, parse
 from edgespec.backends.llamacpp.model import load as load_llama
@@ -19,7 +18,8 @@ from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import LetterModel, ToyRuntimeModel
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Session
-from edgespec.drafters import SELF, DrafterSpec, SlotMemory, drafter_specs
+from edgespec.drafters import registry
+from edgespec.drafters.registry import SELF, DrafterSpec, SlotMemory, drafter_specs
 from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.formats.head_file import read_head
 from edgespec.memory.memory import Memory
@@ -245,14 +245,14 @@ def installed(folder: Path, entry_points: str) -> Iterator[None]:
     information = folder / "example_drafters-1.0.dist-info"
     information.mkdir(parents=True)
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: example-drafters\nVersion: 1.0\n")
-    (information / "entry_points.txt").write_text(f"[{drafters.GROUP}]\n{entry_points}\n")
+    (information / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{entry_points}\n")
     paths = [str(folder), str(PLUGIN)]
     sys.path[:0] = paths
     importlib.invalidate_caches()
-    drafters._installed.cache_clear()
+    registry._installed.cache_clear()
     try:
         yield
     finally:
         for path in paths:
             sys.path.remove(path)
-        drafters._installed.cache_clear()
+        registry._installed.cache_clear()

@@ -17,9 +17,9 @@ from edgespec.core.protocols import Budget, Controller, Step
 from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import SamplingParams
 from edgespec.core.verify import BlockVerification, TokenRejection
-from edgespec.drafters import SlotResources, drafter_specs
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.candidates import RequestDraw
+from edgespec.drafters.registry import SlotResources, drafter_specs
 from edgespec.drafters.sequential import ModelDraftSession, PardSession
 from tests.contract.drafter_pair import make_cheap_stats
 from tests.core.stats import assert_follows

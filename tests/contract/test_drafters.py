@@ -9,7 +9,7 @@ import pytest
 from edgespec.autopilot.profiler import measure_drafters
 from edgespec.backends import BackendName
 from edgespec.backends.attached_draft import Unsupported
-from edgespec.drafters import drafter_specs
+from edgespec.drafters.registry import drafter_specs
 from edgespec.models import heads as planner_heads
 from tests.contract import drafter_answers, drafters
 from tests.contract.drafter_subjects import ADOPTING, METHODS, NAMES, TOYS, Loader, Subject, installed

@@ -11,8 +11,8 @@ from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
 from edgespec.core.scores import HostScores
 from edgespec.core.tree import check_draft
-from edgespec.drafters import SlotMemory
 from edgespec.drafters.ngram import MAX_MATCH, NgramDrafter, Quotes
+from edgespec.drafters.registry import SlotMemory
 
 V = 4
 SCORES = HostScores([np.zeros(V, np.float32)])

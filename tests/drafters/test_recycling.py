@@ -17,8 +17,8 @@ from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import NO_DRAFT, Budget, Draft, Round
 from edgespec.core.scores import HostScores
-from edgespec.drafters import SlotMemory, SlotResources, drafter_specs
 from edgespec.drafters.recycling import _LEAST_PATH, WIDTH, RecyclingDrafter, SuccessorTable
+from edgespec.drafters.registry import SlotMemory, SlotResources, drafter_specs
 from edgespec.memory.memory import Memory
 
 V = 12

@@ -10,13 +10,13 @@ from textwrap import dedent
 
 import pytest
 
-from edgespec import drafters
 from edgespec.backends.toy_session import ToyModel, ToySession
 from edgespec.core.drafter import Drafter
-from edgespec.drafters import SELF, SlotResources, drafter_specs, find_spec, refused_plugins
+from edgespec.drafters import registry
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.recycling import RecyclingDrafter
+from edgespec.drafters.registry import SELF, SlotResources, drafter_specs, find_spec, refused_plugins
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.drafters.suffix import SuffixDrafter
 
@@ -37,16 +37,16 @@ def install(tmp_path: Path) -> Iterator[Install]:
         information = tmp_path / "example_plugin-1.0.dist-info"
         information.mkdir()
         (information / "METADATA").write_text("Metadata-Version: 2.1\nName: example-plugin\nVersion: 1.0\n")
-        (information / "entry_points.txt").write_text(f"[{drafters.GROUP}]\n{dedent(entry_points)}\n")
+        (information / "entry_points.txt").write_text(f"[{registry.GROUP}]\n{dedent(entry_points)}\n")
         sys.path.insert(0, str(tmp_path))
         importlib.invalidate_caches()
-        drafters._installed.cache_clear()
+        registry._installed.cache_clear()
 
     yield put
     if str(tmp_path) in sys.path:
         sys.path.remove(str(tmp_path))
     sys.modules.pop("example_plugin", None)
-    drafters._installed.cache_clear()
+    registry._installed.cache_clear()
 
 
 HEADS = ["mtp", "eagle3", "eagle", "dflash", "dspark", "medusa", "hydra"]

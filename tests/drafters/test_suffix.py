@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import NO_DRAFT, Budget, Round
 from edgespec.core.scores import HostScores
-from edgespec.drafters import SlotMemory
+from edgespec.drafters.registry import SlotMemory
 from edgespec.drafters.suffix import SuffixDrafter
 from edgespec.drafters.suffix_rates import SuffixRates, describe
 from edgespec.memory.memory import Memory

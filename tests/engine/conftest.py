@@ -15,7 +15,7 @@ from edgespec.backends import Model, open_model
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.backends.options import LoadOptions
 from edgespec.cancel import Check, iterate
-from edgespec.drafters import drafter_specs
+from edgespec.drafters.registry import drafter_specs
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.engine.loaded_drafter import LoadedDrafter

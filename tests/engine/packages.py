@@ -15,8 +15,8 @@ from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.peers import Yield
 from edgespec.core.protocols import Budget, Draft, Round, Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import DrafterSpec, SlotResources
 from edgespec.drafters.ngram import NgramDrafter
+from edgespec.drafters.registry import DrafterSpec, SlotResources
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.engine.loaded_drafter import LoadedDrafter

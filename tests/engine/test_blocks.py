@@ -13,7 +13,7 @@ from edgespec.backends.toy import load as load_toy
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import AnswerStart, Finished, Request
-from edgespec.engine.structured_output import Json, Structure
+from edgespec.engine.structure import Json, Structure
 from edgespec.text.chat_template import Message
 from tests.engine.conftest import PLAIN, generate, list_loaded
 

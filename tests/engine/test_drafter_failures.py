@@ -11,7 +11,7 @@ from edgespec.cancel import iterate
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Budget, Session
-from edgespec.drafters import SlotResources
+from edgespec.drafters.registry import SlotResources
 from edgespec.engine.events import Finished
 from edgespec.errors import BackendError, EdgespecError, InvalidRequest
 from tests.core.toys import Alarm

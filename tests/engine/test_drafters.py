@@ -17,7 +17,7 @@ from edgespec.backends.toy import load
 from edgespec.cancel import cancellable
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import drafter_specs
+from edgespec.drafters.registry import drafter_specs
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
 from edgespec.engine.loaded_drafter import LoadedDrafter

@@ -15,7 +15,7 @@ from edgespec.backends.options import LoadOptions
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
-from edgespec.engine.structured_output import json_structure
+from edgespec.engine.structure import json_structure
 from tests.engine.conftest import PLAIN, eager, generate, list_loaded
 from tests.engine.prompts import CODE
 from tests.gguf_models import DRAFT, TARGET

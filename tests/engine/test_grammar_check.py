@@ -18,8 +18,8 @@ from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.structured_output import Json, Structure, json_structure
+from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.structure import Json, Structure, json_structure
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
 from edgespec.isolated import Helper
 from tests.engine.conftest import PLAIN

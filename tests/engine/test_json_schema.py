@@ -15,15 +15,10 @@ from jsonschema.validators import validator_for
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load as load_toy
 from edgespec.core.sampling import Sampler, SamplingParams
-from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.structured_output import (
-    GrammarMask,
-    Structure,
-    adapt_schema,
-    arguments_part,
-    call_part,
-    json_structure,
-)
+from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.grammar_mask import GrammarMask
+from edgespec.engine.schema_adaptation import adapt_schema
+from edgespec.engine.structure import Structure, arguments_part, call_part, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.text.tokenizer import Tokenizer
 from tests.engine.everyday_schemas import ALL

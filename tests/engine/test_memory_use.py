@@ -16,13 +16,13 @@ from edgespec.backends.toy import load
 from edgespec.cancel import iterate
 from edgespec.core.protocols import Step
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import drafter_specs
+from edgespec.drafters.registry import drafter_specs
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Request
 from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.errors import Cancelled
+from edgespec.memory.administration import TextStore
 from edgespec.memory.memory import Memory
-from edgespec.memory.store import TextStore
 from edgespec.models.drafts import DrafterPlan
 from tests.engine.packages import Answer, answer
 

@@ -11,7 +11,7 @@ from edgespec.backends import Model, open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import drafter_specs
+from edgespec.drafters.registry import drafter_specs
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.engine.loaded_drafter import LoadedDrafter

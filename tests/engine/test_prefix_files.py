@@ -17,9 +17,9 @@ from edgespec.core.protocols import Session
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Request
+from edgespec.memory.administration import TextStore
 from edgespec.memory.memory import Memory
-from edgespec.memory.prefixes import PrefixFiles
-from edgespec.memory.store import TextStore
+from edgespec.memory.prefix_files import PrefixFiles
 from tests.engine.conftest import list_loaded
 from tests.gguf_models import TARGET
 

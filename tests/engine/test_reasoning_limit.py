@@ -24,7 +24,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request, Scored
 from edgespec.engine.loaded_drafter import LoadedDrafter
 from edgespec.engine.steering import ReasoningLimit
-from edgespec.engine.structured_output import Json, Structure
+from edgespec.engine.structure import Json, Structure
 from edgespec.text.chat_template import Message
 from edgespec.text.reasoning import detect_format
 from edgespec.text.stream import Piece, TextStream

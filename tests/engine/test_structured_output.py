@@ -20,8 +20,9 @@ from edgespec.core.protocols import Step
 from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
-from edgespec.engine.grammar import GrammarCompiler
-from edgespec.engine.structured_output import GrammarMask, json_part, json_structure
+from edgespec.engine.grammar_compiler import GrammarCompiler
+from edgespec.engine.grammar_mask import GrammarMask
+from edgespec.engine.structure import json_part, json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.text.stream import Piece
 from tests.engine.conftest import PLAIN, list_loaded

@@ -21,9 +21,10 @@ from edgespec.core.scores import Scores
 from edgespec.engine.block_entry import BlockEntry, Boundary
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Request
-from edgespec.engine.grammar import GrammarCompiler, Spelling
 from edgespec.engine.grammar_check_main import TokenBytes
-from edgespec.engine.structured_output import GrammarMask, MaskedVerifier, Structure, json_structure
+from edgespec.engine.grammar_compiler import GrammarCompiler, Spelling
+from edgespec.engine.grammar_mask import GrammarMask, MaskedVerifier
+from edgespec.engine.structure import Structure, json_structure
 from edgespec.errors import BackendError
 from edgespec.text.tokenizer import Tokenizer, encode_inside
 from laboratory.constraints import RUNTIMES, check_answers, list_constraints, open_engine

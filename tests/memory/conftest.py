@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.memory.store import TextStore
+from edgespec.memory.administration import TextStore
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.memory.administration import TextStore
 from edgespec.memory.corpus import NoRoom
 from edgespec.memory.memory import Memory
-from edgespec.memory.store import TextStore
 from tests.memory.texts import find_bytes, has_text, make_tokens
 
 LIMIT = 2**30

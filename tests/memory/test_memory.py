@@ -8,10 +8,10 @@ from threading import Event, Thread
 
 import pytest
 
-from edgespec.memory import rows
+from edgespec.memory import queries
+from edgespec.memory.administration import TextStore
 from edgespec.memory.database import Database
 from edgespec.memory.memory import Memory
-from edgespec.memory.store import TextStore
 from edgespec.memory.texts import SpaceKey, StoredText
 from tests.memory.texts import N_LONG, build, has_text, make_tokens
 
@@ -225,7 +225,7 @@ def test_an_answer_begins_while_a_text_is_being_stored(memory: Memory, monkeypat
             is_storing.set()
             may_end.wait(20)
 
-    monkeypatch.setattr(rows, "add_texts", add_slowly)
+    monkeypatch.setattr(queries, "add_texts", add_slowly)
     space = memory.space("")
     space.add(make_tokens(0), 0, None)
     assert is_storing.wait(20)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.memory.index import MAX_SEGMENT, MIN_BUILD, QUICK_SEGMENT, plan_build
-from edgespec.memory.rows import SegmentRow
+from edgespec.memory.queries import SegmentRow
 from edgespec.memory.segments import DamagedSegment, build_segment, open_segment
 from tests.memory.test_index import make_text
 

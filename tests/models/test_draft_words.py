@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edgespec.backends.attached_draft import SelfDraftSpec
-from edgespec.drafters import drafter_specs
+from edgespec.drafters.registry import drafter_specs
 from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.models.draft_words import describe_words, list_words, naming_drafters, parse_draft
 from edgespec.models.drafts import DrafterPlan

@@ -16,7 +16,7 @@ from edgespec.cancel import Check, iterate
 from edgespec.core.drafter import Outcome
 from edgespec.core.protocols import Round
 from edgespec.core.sampling import SamplingParams
-from edgespec.drafters import DrafterSpec
+from edgespec.drafters.registry import DrafterSpec
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.engine.loaded_drafter import LoadedDrafter

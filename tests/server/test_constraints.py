@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from edgespec.text.template_profile import NO_TEMPLATE
+from edgespec.text.template_probe import NO_TEMPLATE
 from tests.server.serving import PROMPT, Server
 
 USER: list[Any] = [{"role": "user", "content": PROMPT}]

@@ -12,7 +12,7 @@ from edgespec.answers.generation_spec import GenerationSpec
 from edgespec.answers.thinking import Thinking
 from edgespec.autopilot.speculation import Speculation
 from edgespec.text.chat_template import profile_template
-from edgespec.text.template_profile import NO_TEMPLATE
+from edgespec.text.template_probe import NO_TEMPLATE
 from tests.gguf_models import llama
 from tests.server.interfaces import CHAT, MESSAGES, RESPONSES, TEXT, make_body
 from tests.server.serving import PROMPT, Server, serving

@@ -13,7 +13,7 @@ from edgespec.answers.call_structure import build_call_structure
 from edgespec.answers.tools import Tool
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
-from edgespec.engine.grammar import GrammarCompiler
+from edgespec.engine.grammar_compiler import GrammarCompiler
 from edgespec.text.call_format import NAME
 from edgespec.text.chat_template import ChatTemplate
 from laboratory.templates import ARGUMENTS, BOS, CONVERSATIONS, EOS, find_fault, find_misread, make_schema, write_answer

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import closing
 from pathlib import Path
 
+from edgespec.memory.administration import TextStore
 from edgespec.memory.memory import Memory
-from edgespec.memory.store import TextStore
 
 TOKENIZER = "tokenizer"
 LIMIT = 2**30

@@ -27,7 +27,7 @@ from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
 from edgespec.formats.head_file import read_head
 from edgespec.train.head_arrays import read_parts
 from edgespec.train.head_files import check_target, choose_vocabulary, write_new_head
-from edgespec.train.heads import HeadStudent, measure_heads
+from edgespec.train.head_student import HeadStudent, measure_heads
 from edgespec.train.new_head import measure_lookups, prepare_first, split_conversations
 from edgespec.train.options import CHECKPOINT
 from edgespec.train.parts import Parts

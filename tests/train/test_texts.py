@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgespec.errors import InvalidRequest
-from edgespec.memory.store import TextStore
+from edgespec.memory.administration import TextStore
 from edgespec.models.versions import BASE, AdaptedDrafts, AdaptedPair
 from edgespec.train.evaluate import Matrix, Return, return_to_best
 from edgespec.train.texts import (

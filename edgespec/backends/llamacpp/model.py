@@ -17,10 +17,11 @@ from edgespec.backends.llamacpp.embedder import LlamaEmbedder
 from edgespec.backends.llamacpp.library import Library, library, list_handles, place_tensors
 from edgespec.backends.llamacpp.remote_devices import RemoteDevices
 from edgespec.backends.llamacpp.rewrite import count_blocks
-from edgespec.backends.llamacpp.rollback import Rollback, SnapshotCache, SnapshotRing, TrimmableCache
+from edgespec.backends.llamacpp.rollback import Rollback, SnapshotCache, SnapshotRing
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.tiles import amx_is_sound
 from edgespec.backends.llamacpp.tokenizer import LlamaTokenizer
+from edgespec.backends.llamacpp.tree_branches import TrimmableCache
 from edgespec.backends.options import STATE_SNAPSHOTS, LoadOptions, idle_cores
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.cancel import check_cancelled

@@ -12,8 +12,9 @@ from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.hidden_states import Floats, HiddenStates
 from edgespec.backends.llamacpp.library import Library
 from edgespec.backends.llamacpp.native_context import MAX_TOKENS
-from edgespec.backends.llamacpp.rollback import Rollback, TrimmableCache
+from edgespec.backends.llamacpp.rollback import Rollback
 from edgespec.backends.llamacpp.scores import LlamaScores, SequenceSlot
+from edgespec.backends.llamacpp.tree_branches import TrimmableCache
 from edgespec.backends.sequence import (
     cheap_prefill,
     check_committed,

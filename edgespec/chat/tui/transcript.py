@@ -37,7 +37,7 @@ from edgespec.chat.tui.blocks import (
 )
 from edgespec.chat.tui.markdown import parse_markdown
 from edgespec.chat.tui.prompt import sanitize
-from edgespec.drafters import drafter_specs
+from edgespec.drafters.registry import drafter_specs
 from edgespec.text.stream import Piece
 
 _JUDGED = 2_000  # characters of a raw text that tell whether it is code

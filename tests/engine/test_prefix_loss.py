@@ -14,7 +14,7 @@ from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Finished, PrefixLoss, Prompt, Request
-from edgespec.engine.prefixes import LEAST_LOSS, EarlierText, explain_loss
+from edgespec.engine.prefix_loss import LEAST_LOSS, EarlierText, explain_loss
 from edgespec.errors import Cancelled
 from edgespec.text.chat_template import Message
 from tests.engine.conftest import PLAIN

@@ -9,7 +9,7 @@ from edgespec.autopilot.store import Setting
 from edgespec.backends import Model
 from edgespec.formats.fingerprint import fingerprint_weights
 from edgespec.memory.memory import Memory
-from edgespec.memory.prefixes import PrefixFiles
+from edgespec.memory.prefix_files import PrefixFiles
 from edgespec.models.load_config import MemoryOptions
 from edgespec.models.tokenizer_compat import identify_tokenizer
 from edgespec.progress import notice

@@ -11,7 +11,7 @@ import numpy as np
 from edgespec.backends.sequence import cheap_prefill
 from edgespec.core.arrays import Ints
 from edgespec.engine.events import PrefixLoss, Prompt
-from edgespec.memory.prefixes import count_common
+from edgespec.memory.prefix_files import count_common
 from edgespec.text.chat_template import Message
 from edgespec.text.tokenizer import Tokenizer, token_bytes
 

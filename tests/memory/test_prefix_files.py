@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.memory import prefixes
-from edgespec.memory.prefixes import LEAST_TOKENS, PrefixFiles, measure_prefixes, remove_prefixes
-from edgespec.memory.store import TextStore
+from edgespec.memory import prefix_files
+from edgespec.memory.administration import TextStore
+from edgespec.memory.prefix_files import LEAST_TOKENS, PrefixFiles, measure_prefixes, remove_prefixes
 
 TEXT = [i * 7 % 1000 for i in range(2 * LEAST_TOKENS)]
 OTHER = [i * 3 % 997 for i in range(2 * LEAST_TOKENS)]
@@ -113,9 +113,9 @@ def test_a_full_disk_gets_no_files_and_keeps_those_that_are_there(
     usage = namedtuple("usage", "total used free")
     files = PrefixFiles(tmp_path, "model")
     files.write("", OTHER, b"x")
-    monkeypatch.setattr(prefixes.shutil, "disk_usage", lambda _: usage(10**8, 0, 10**5))
+    monkeypatch.setattr(prefix_files.shutil, "disk_usage", lambda _: usage(10**8, 0, 10**5))
     assert files.write("", TEXT, b"x") is None and len(files_of(tmp_path)) == 1, "its removal would not suffice"
-    monkeypatch.setattr(prefixes.shutil, "disk_usage", lambda _: usage(10**6, 0, 10**5))
+    monkeypatch.setattr(prefix_files.shutil, "disk_usage", lambda _: usage(10**6, 0, 10**5))
     assert files.write("", TEXT, b"x") is not None and len(files_of(tmp_path)) == 1, "it makes room"
 
 
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_writer_that_is_killed_leaves_nothing_that_is_read(tmp_path: Path) -> None:
     """At any moment: what is found is whole."""
     program = (
-        "import os, sys; from pathlib import Path; from edgespec.memory.prefixes import PrefixFiles\n"
+        "import os, sys; from pathlib import Path; from edgespec.memory.prefix_files import PrefixFiles\n"
         "files, n = PrefixFiles(Path(sys.argv[1]), 'model'), 0\n"
         "while True:\n"
         "    n += 1; files.write('', [n, *range(400)], bytes([n % 256]) * 400_000)\n"

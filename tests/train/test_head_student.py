@@ -20,7 +20,7 @@ from edgespec.core.decoding import read_prompt
 from edgespec.errors import DraftRefused
 from edgespec.formats.head_file import read_head
 from edgespec.train.evaluate import expected_tokens
-from edgespec.train.heads import HeadStudent, find_known, measure_heads, recursion
+from edgespec.train.head_student import HeadStudent, find_known, measure_heads, recursion
 from edgespec.train.parts import Parts
 from edgespec.train.teacher import Teacher
 from edgespec.train.texts import TrainingText

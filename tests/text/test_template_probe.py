@@ -10,7 +10,7 @@ import pytest
 from edgespec.errors import InvalidRequest
 from edgespec.text.chat_template import ChatTemplate, Message, profile_template
 from edgespec.text.readers import make_reader
-from edgespec.text.template_profile import TemplateProfile
+from edgespec.text.template_probe import TemplateProfile
 from edgespec.text.tool_calls import CallEnd
 from tests.text.templates import FAMILIES, HARMONY, HERMES, SHOWN_TOOLS, WITHOUT_TOOLS
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.engine.block_entry import Boundary
 from edgespec.engine.grammar_check_main import TokenBytes, compile_grammar, make_vocabulary
-from edgespec.engine.structured_output import Either, Grammar, Json, Maybe, Part, Structure
+from edgespec.engine.structure import Either, Grammar, Json, Maybe, Part, Structure
 from edgespec.errors import BackendError, InvalidRequest
 from edgespec.isolated import ChildDied, ChildStopped, Helper
 from edgespec.text.tokenizer import Tokenizer, encode_inside

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.files import stat_files
-from edgespec.memory import rows
+from edgespec.memory import queries
 from edgespec.memory.corpus import Corpus
 from edgespec.memory.database import Database
-from edgespec.memory.prefixes import remove_prefixes
+from edgespec.memory.prefix_files import remove_prefixes
 from edgespec.memory.removal import remove_texts
 from edgespec.memory.texts import Kind, SpaceKey, StoredText
 
@@ -63,14 +63,14 @@ class TextStore(Database):
 
         No byte of them is left in the folder. Engines that run drop them at the start of their next generation.
         """
-        return self._remove("t.source = ?", (rows.clean_source(source),))
+        return self._remove("t.source = ?", (queries.clean_source(source),))
 
     def forget_path(self, path: Path) -> int:
         """Remove the document at an absolute path, or all below a folder; returns their number of tokens.
 
         See `forget`.
         """
-        condition, parameters = rows.match_documents(path)
+        condition, parameters = queries.match_documents(path)
         return self._remove(condition, parameters)
 
     def clear(self, namespace: str | None = None, *, only_documents: bool = False) -> int:
@@ -110,7 +110,7 @@ class TextStore(Database):
     def texts(self, tokenizer: str, namespace: str = "") -> Iterator[StoredText]:
         """The texts of a tokenizer and namespace in the order of storing, without damaged ones."""
         first = 0
-        while page := rows.read_texts(self, SpaceKey(tokenizer, namespace), first, limit=_PAGE):
+        while page := queries.read_texts(self, SpaceKey(tokenizer, namespace), first, limit=_PAGE):
             yield from page
             first = page[-1].id + 1
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import CacheError
-from edgespec.memory import rows
+from edgespec.memory import queries
+from edgespec.memory.administration import TextStore
 from edgespec.memory.database import Database
 from edgespec.memory.index import plan_build
 from edgespec.memory.memory import Memory
 from edgespec.memory.segments import build_segment
-from edgespec.memory.store import TextStore
 from edgespec.memory.texts import SpaceKey
 from tests.memory.texts import build, find_bytes, has_text, make_tokens
 
@@ -144,13 +144,13 @@ def test_a_segment_that_is_built_while_its_text_is_forgotten_is_not_written(fold
     key = SpaceKey("tokenizer", "")
     database = Database.open(folder)
     add(store, [("a", make_tokens(0)), ("b", make_tokens(1))])
-    plan = plan_build(rows.list_unindexed(database, key), [])
+    plan = plan_build(queries.list_unindexed(database, key), [])
     assert plan is not None and plan.n_tokens == 40_000
-    epoch = rows.read_epoch(database)
-    data = build_segment(rows.read_texts(database, key, plan.first, plan.last))
+    epoch = queries.read_epoch(database)
+    data = build_segment(queries.read_texts(database, key, plan.first, plan.last))
     store.forget("a")
-    rows.add_segment(database, key, plan, data, epoch)
-    assert not rows.list_segments(database, key) and not list(folder.glob("*.segment"))
+    queries.add_segment(database, key, plan, data, epoch)
+    assert not queries.list_segments(database, key) and not list(folder.glob("*.segment"))
     database.close()
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Literal
 
+from edgespec.text.call_derivation import ANSWER, CALLS, IDS, NAMES, derive
 from edgespec.text.call_format import CallFormat
-from edgespec.text.call_probe import ANSWER, CALLS, IDS, NAMES, derive
 from edgespec.text.known_formats import find_known_format
 from edgespec.text.reasoning import ReasoningFormat, detect_format, make_block
 from edgespec.text.writing import DESCRIBED, Messages, Writing, give_tools, write_messages
