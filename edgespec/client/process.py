@@ -108,7 +108,7 @@ class EngineProcess(EngineClient):
     def _start(self) -> None:
         ours, theirs = Pipe()
         output = tempfile.TemporaryFile(prefix=f"{_NAME}-")  # noqa: SIM115 - `_read` closes it
-        command = [*python_command(__name__, "serve_engine"), str(theirs.fileno())]
+        command = [*python_command("edgespec.client.child", "serve_engine"), str(theirs.fileno())]
         with theirs, block_sigint():  # it is closed here, so that the end of that process is the end of the pipe
             self._process = Popen(command, stdin=DEVNULL, stdout=output, stderr=output, pass_fds=[theirs.fileno()])
         self._death = self._untold = None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.chat.export import from_json
 from edgespec.server.auth import PAGE_PATHS
 from tests.gguf_models import REPOSITORY
 from tests.server.serving import Server
@@ -38,13 +39,17 @@ def test_the_files(toy: Server) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(Path(__file__).parent.glob("page/*.test.mjs")), ids=lambda path: path.stem)
-def test_the_scripts(path: Path, toy: Server) -> None:
+def test_the_scripts(path: Path, toy: Server, tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None:
         assert "CI" not in os.environ, "CI installs node"
         pytest.skip("the page's scripts are left out: they need node, https://nodejs.org")
-    variables = {**os.environ, "EDGESPEC_URL": toy.url, "NODE_OPTIONS": ""}
+    exported = tmp_path / "chat.json"
+    variables = {**os.environ, "EDGESPEC_URL": toy.url, "EDGESPEC_EXPORT": str(exported), "NODE_OPTIONS": ""}
     child = subprocess.run(
         [node, "--test", path], capture_output=True, text=True, env=variables, timeout=120, check=False
     )
     assert child.returncode == 0, child.stdout + child.stderr
+    if path.stem == "conversation.test":  # the chat imports what the page exports
+        conversation, turns = from_json(exported.read_text())
+        assert conversation.title == "one" and [turn.text for turn in turns] == ["one", "1", "two", "2"]

@@ -1,61 +1,118 @@
-// The conversation: its turns, what is sent of them, and their place in the browser's storage.
+// A conversation: its turns, what is sent of them, and its place in the browser's storage.
 
-/** Of the browser's storage. */
-export const KEY = "edgespec.conversation";
+/** Before the id of a conversation in the keys of the storage. */
+export const PREFIX = "edgespec.conversation.";
 
-/** A turn is {question, answer}; an answer {model, text, reasoning, calls, figures, ending, error}. */
+/**
+ * One conversation, which several tabs may have open. Each tab writes the turns that it asked, so none overwrites the
+ * answer of another.
+ *
+ * A turn is {id, at, question, answer}, `at` in milliseconds since 1970; an answer {model, text, reasoning, calls,
+ * figures, ending, error}.
+ */
 export class Conversation {
-  constructor(storage) {
-    this.storage = storage;
-    this.turns = [];
+  constructor(storage, id = makeId()) {
+    Object.assign(this, { storage, id, key: PREFIX + id, title: "", turns: [] });
+    this.own = new Set(); // ids of the turns that this tab asked
+    this.removed = new Set(); // ids of turns that were asked again
     this.load();
   }
 
+  /** Its title, or the beginning of its first message. */
+  get name() {
+    return this.title || makeTitle(this.turns[0]?.question ?? "") || "New conversation";
+  }
+
+  /** Take over what other tabs have stored. Where one has deleted the conversation, this tab's copy stays. */
   load() {
-    try {
-      const turns = JSON.parse(this.storage.getItem(KEY)) ?? [];
-      this.turns = turns.map(({ question, answer }) => ({ question: String(question), answer: readAnswer(answer) }));
-    } catch {
-      this.turns = [];
-    }
+    const stored = readRecord(this.storage.getItem(this.key));
+    if (!stored) return;
+    this.title = stored.title;
+    for (const id of stored.removed) this.removed.add(id);
+    const turns = new Map(stored.turns.map((turn) => [turn.id, turn]));
+    for (const turn of this.turns) if (this.own.has(turn.id)) turns.set(turn.id, turn);
+    this.turns = [...turns.values()].filter(({ id }) => !this.removed.has(id)).sort((one, two) => one.at - two.at);
   }
 
   /** Keep the turns in the storage. Returns whether they fit. */
   save() {
+    this.load();
+    return this.write();
+  }
+
+  rename(title) {
+    this.load();
+    this.title = title.trim();
+    return this.write();
+  }
+
+  write() {
+    const { title, turns, removed } = this;
+    if (!turns.length && !removed.size && !title) return true; // nothing was said yet
     try {
-      if (this.turns.length) this.storage.setItem(KEY, JSON.stringify(this.turns));
-      else this.storage.removeItem(KEY);
+      this.storage.setItem(this.key, JSON.stringify({ title, turns, removed: [...removed], changed: Date.now() }));
       return true;
     } catch {
       return false;
     }
   }
 
-  clear() {
-    this.turns = [];
-    this.save();
-  }
-
   /** Begin a turn. */
   ask(question, model) {
-    const turn = { question, answer: readAnswer({ model }) };
+    const at = Math.max(Date.now(), (this.turns.at(-1)?.at ?? 0) + 1);
+    const turn = { id: makeId(), at, question, answer: readAnswer({ model }) };
     this.turns.push(turn);
+    this.own.add(turn.id);
     return turn;
   }
 
-  /** The messages of a request for the last answer. Earlier turns that have no answer are left out. */
-  messages(system) {
-    const last = this.turns.at(-1);
-    const earlier = this.turns.slice(0, -1).filter(({ answer }) => answer.text);
+  /** Take the last turn back. */
+  removeLast() {
+    this.removed.add(this.turns.pop().id);
+  }
+
+  /** The messages of a request for the answer of `turn`. Earlier turns that have no answer are left out. */
+  messages(turn, system) {
+    const earlier = this.turns.slice(0, this.turns.indexOf(turn)).filter(({ answer }) => answer.text);
     return [
       ...(system ? [{ role: "system", content: system }] : []),
       ...earlier.flatMap(({ question, answer }) => [
         { role: "user", content: question },
         { role: "assistant", content: answer.text },
       ]),
-      { role: "user", content: last.question },
+      { role: "user", content: turn.question },
     ];
   }
+}
+
+/** The record of a conversation in the storage as an object; null if it is none. */
+export function readRecord(text) {
+  try {
+    const { title, turns, removed, changed } = JSON.parse(text);
+    return {
+      title: String(title ?? ""),
+      turns: turns.map(readTurn),
+      removed: (removed ?? []).map(String),
+      changed: Number(changed) || 0,
+    };
+  } catch {
+    return null;
+  }
+}
+
+function readTurn({ id, at, question, answer }, i) {
+  return { id: String(id ?? i), at: Number(at) || i, question: String(question), answer: readAnswer(answer) };
+}
+
+function makeId() {
+  const [random] = crypto.getRandomValues(new Uint32Array(1));
+  return `${Date.now().toString(36)}-${random.toString(36)}`;
+}
+
+/** The beginning of a text as a title. */
+export function makeTitle(text) {
+  const line = text.trim().split("\n", 1)[0];
+  return line.length > 60 ? `${line.slice(0, 59)}\u2026` : line;
 }
 
 function readAnswer(answer) {

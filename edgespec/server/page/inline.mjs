@@ -9,6 +9,8 @@ const ENTITY = /&(?:amp|lt|gt|quot|nbsp|#39);/y;
 const ENTITIES = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&nbsp;": "\u00a0", "&#39;": "'" };
 const DESTINATION = /\(\s*(?:<([^<>\n]*)>|((?:[^\s()<]|\([^\s()]*\))*))(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/y;
 const TAGS = { "*": "em", _: "em", "**": "strong", __: "strong", "~~": "del" };
+const ENDS = { "\\(": "\\)", "\\[": "\\]", $$: "$$" }; // of formulas
+const DOLLARS = /\$(?![\s$])[^$\n]*[^\s$\\]\$(?!\d)|\$[^\s$\\]\$(?!\d)/y; // prices such as $5 and $6 are none
 const MAX_OPEN = 64; // marks and brackets that are open at one place
 
 /** The address if it may be followed, which is absolute and http, https or mailto; else null. */
@@ -32,7 +34,7 @@ class InlineParser {
     this.isOpen = isOpen;
     this.at = 0;
     this.frames = [{ mark: null, children: [] }]; // the open marks and brackets, outermost first
-    this.endless = new Set(); // lengths of runs of backticks that nothing ends
+    this.endless = new Set(); // lengths of runs of backticks, and ends of formulas, that do not follow
   }
 
   parse() {
@@ -47,7 +49,7 @@ class InlineParser {
 
   step() {
     const char = this.text[this.at];
-    if (char === "\\") return this.escape();
+    if (char === "\\" || char === "$") return this.formula() || this.escape(char);
     if (char === "`") return this.codeSpan();
     if (char === "*" || char === "_" || char === "~") return this.marks(char);
     if (char === "[" || (char === "!" && this.text[this.at + 1] === "[")) return this.openBracket(char);
@@ -59,7 +61,7 @@ class InlineParser {
       return this.take(found ? found[0].length : 1, found ? ENTITIES[found[0]] : "&");
     }
     let end = this.at + 1;
-    while (end < this.text.length && !"\\`*_~[]!<&h".includes(this.text[end])) end += 1;
+    while (end < this.text.length && !"\\$`*_~[]!<&h".includes(this.text[end])) end += 1;
     return this.take(end - this.at);
   }
 
@@ -79,9 +81,29 @@ class InlineParser {
     this.add(text);
   }
 
-  escape() {
+  /** Take a formula as it was written, with its marks. Returns whether there is one. */
+  formula() {
+    const end = this.findFormulaEnd();
+    if (end < 0) return false;
+    this.add({ tag: "span", children: [this.text.slice(this.at, end)] });
+    this.at = end;
+    return true;
+  }
+
+  findFormulaEnd() {
+    const mark = ENDS[this.text.slice(this.at, this.at + 2)];
+    if (!mark) return this.match(DOLLARS) ? DOLLARS.lastIndex : -1;
+    const found = this.endless.has(mark) ? -1 : this.text.indexOf(mark, this.at + 2);
+    if (found >= 0) return found + 2;
+    this.endless.add(mark);
+    return this.isOpen ? this.text.length : -1;
+  }
+
+  escape(char) {
+    if (char === "$") return this.take(1);
     const next = this.text[this.at + 1] ?? "";
     this.take(ESCAPABLE.test(next) ? 2 : 1, ESCAPABLE.test(next) ? next : "\\");
+    return undefined;
   }
 
   runLength(char, from = this.at) {

@@ -1,6 +1,9 @@
-// The page: settings, the conversation and the answer in progress. At most one answer is written at a time.
+// The page: settings, the open conversation and the answer in progress. At most one answer is written at a time.
 
-import { Conversation, KEY, addChunk } from "./conversation.mjs";
+import { addChunk } from "./conversation.mjs";
+import { ConversationList } from "./conversations.mjs";
+import { Library, toFile } from "./library.mjs";
+import { make } from "./dom.mjs";
 import { readProps, showTables } from "./server.mjs";
 import { streamChat } from "./stream.mjs";
 import { TurnView, submitOnEnter } from "./turns.mjs";
@@ -8,9 +11,11 @@ import { TurnView, submitOnEnter } from "./turns.mjs";
 const SAVE_MS = 1000;
 const KEPT = ["model", "system", "temperature", "max-tokens", "message"]; // fields that a reload keeps
 const get = (id) => document.getElementById(id);
-const conversation = new Conversation(localStorage);
+const library = new Library(localStorage);
+const list = new ConversationList(get("conversations"), library, { open, rename, remove, save: saveFile });
+let conversation = library.open(sessionStorage.getItem("edgespec.open") ?? library.list()[0]?.id);
 let views = [];
-let running = null; // {abort, view} of the answer in progress
+let running = null; // {abort, view, conversation} of the answer in progress
 let frame = 0; // in which it is drawn
 let props = { models: [], recent: [] };
 
@@ -21,8 +26,8 @@ function tell(text, isError = false) {
   get("told").className = isError ? "error" : "";
 }
 
-function save() {
-  if (!conversation.save()) tell("The browser's storage is full: a reload loses the last answers.", true);
+function save(written = conversation) {
+  if (!written.save()) tell("The browser's storage is full: a reload loses the last answers.", true);
 }
 
 function keepFields() {
@@ -71,10 +76,46 @@ function findRaw(name) {
   return model?.is_open ? !model.has_chat_template : null;
 }
 
+/** Open a conversation, or begin one. */
+function open(id) {
+  conversation = running && running.conversation.id === id ? running.conversation : library.open(id);
+  showTurns();
+  get("message").focus();
+}
+
+function rename(id, name) {
+  const title = prompt("Name of the conversation", name);
+  if (title === null) return;
+  (id === conversation.id ? conversation : library.open(id)).rename(title);
+  showName();
+}
+
+function remove(id, name) {
+  if (!confirm(`Delete "${name}"?`)) return;
+  if (running?.conversation.id === id) stop();
+  library.remove(id);
+  if (conversation.id === id) open();
+}
+
+function saveFile(id, name) {
+  const blob = new Blob([toFile(library.open(id), get("system").value.trim())], { type: "application/json" });
+  const download = `${name.replace(/[^\p{L}\p{N} -]/gu, "").trim() || "conversation"}.json`;
+  const link = make("a", { href: URL.createObjectURL(blob), download });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href));
+}
+
+function showName() {
+  get("name").textContent = conversation.turns.length ? conversation.name : "";
+  document.title = conversation.turns.length ? `${conversation.name} - edgespec` : "edgespec";
+}
+
 function showTurns() {
-  views = conversation.turns.map(makeView);
+  sessionStorage.setItem("edgespec.open", conversation.id);
+  showName();
+  views = conversation.turns.map((turn) => (turn === running?.view.turn ? running.view : makeView(turn)));
   get("turns").replaceChildren(...views.map((view) => view.element));
-  views.forEach((view, i) => view.finish(i === views.length - 1));
+  for (const [i, view] of views.entries()) if (view !== running?.view) view.finish(i === views.length - 1);
   get("turns").scrollTop = get("turns").scrollHeight;
 }
 
@@ -93,7 +134,7 @@ async function copyText(text) {
 
 function askAgain(question) {
   if (running) return;
-  conversation.turns.pop();
+  conversation.removeLast();
   views.pop().element.remove();
   ask(question);
 }
@@ -108,14 +149,15 @@ function ask(question) {
   view.begin();
   get("turns").scrollTop = get("turns").scrollHeight;
   save();
+  showName();
   write(turn, view);
 }
 
-function makeBody(model) {
+function makeBody(turn) {
   const [temperature, limit] = [get("temperature").value, get("max-tokens").value];
   return {
-    ...(model && { model }),
-    messages: conversation.messages(get("system").value.trim()),
+    ...(turn.answer.model && { model: turn.answer.model }),
+    messages: conversation.messages(turn, get("system").value.trim()),
     ...(temperature !== "" && { temperature: Number(temperature) }),
     ...(limit !== "" && { max_tokens: Number(limit) }),
   };
@@ -124,18 +166,20 @@ function makeBody(model) {
 /** Write the answer of the last turn. */
 async function write(turn, view) {
   const abort = new AbortController();
-  running = { abort, view };
+  running = { abort, view, conversation };
+  const asked = conversation;
   showState();
+  const body = makeBody(turn);
   let saved = performance.now();
   try {
     const { answer } = turn;
-    for await (const chunk of streamChat("v1/chat/completions", makeBody(answer.model), readKey(), abort.signal)) {
+    for await (const chunk of streamChat("v1/chat/completions", body, readKey(), abort.signal)) {
       if (!answer.text && !answer.reasoning && findRaw(answer.model) === null) await learn(answer, view);
       if (abort.signal.aborted) return;
       addChunk(answer, chunk);
       draw();
       if (performance.now() - saved > SAVE_MS) {
-        save();
+        save(asked);
         saved = performance.now();
       }
     }
@@ -178,19 +222,18 @@ function stop() {
 }
 
 function end() {
-  const { view } = running;
+  const { view, conversation: written } = running;
   running = null;
-  follow(() => view.finish(true));
+  save(written);
+  if (written === conversation) follow(() => (written.turns.length === views.length ? view.finish(true) : showTurns()));
   showState();
   const { error, ending } = view.turn.answer;
   tell(error ? "" : ending === "stopped" ? "Stopped." : "The answer is complete.");
-  save();
   refresh();
 }
 
 function showState() {
   get("send").disabled = running !== null;
-  get("clear").disabled = running !== null;
   get("stop").disabled = running === null;
   if (running) tell("Answering.");
 }
@@ -214,24 +257,31 @@ get("key-form").addEventListener("submit", (event) => {
   get("key").value = "";
   refresh();
 });
-get("clear").addEventListener("click", () => {
-  if (!conversation.turns.length || !confirm("Delete this conversation?")) return;
-  conversation.clear();
-  showTurns();
-  get("message").focus();
-});
+get("new").addEventListener("click", () => open());
+get("show-conversations").addEventListener("click", () => list.show());
+get("show-server").addEventListener("click", () => get("server").showModal());
+for (const dialog of document.querySelectorAll("dialog")) {
+  dialog.querySelector(".close").addEventListener("click", () => dialog.close());
+  dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); }); // outside of it
+}
 get("stop").addEventListener("click", () => {
   stop();
   get("message").focus();
 });
 get("message").addEventListener("keydown", submitOnEnter);
-document.addEventListener("keydown", (event) => { if (event.key === "Escape") stop(); });
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
+});
 document.addEventListener("input", keepFields);
-addEventListener("pagehide", () => conversation.save());
+addEventListener("pagehide", () => (running?.conversation ?? conversation).save());
 addEventListener("storage", (event) => { // another tab has written
-  if (event.key !== KEY || running) return;
-  conversation.load();
-  showTurns();
+  if (get("conversations").open) list.update();
+  if (event.key !== conversation.key || running?.conversation === conversation) return; // its end takes them over
+  if (event.newValue === null) open();
+  else {
+    conversation.load();
+    showTurns();
+  }
 });
 for (const [id, value] of Object.entries(readFields())) if (KEPT.includes(id)) get(id).value = value;
 showTurns();

@@ -9,6 +9,8 @@ const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/;
 const RULE = /^ {0,3}([-*_])(?:[ \t]*\1){2,}[ \t]*$/;
 const QUOTE = /^ {0,3}> ?/;
 const MARKER = /^( *)([-+*]|\d{1,9}[.)])( +|$)/;
+const FORMULA = /^ *(\\\[|\$\$)/;
+const FORMULA_ENDS = { "\\[": "\\]", $$: "$$" };
 const DELIMITER_ROW = /^[ \t|:-]+$/;
 
 export class Markdown {
@@ -62,7 +64,7 @@ export class Markdown {
 
   get leaf() {
     const last = this.open.at(-1);
-    return last.kind === "code" || last.kind === "text" || last.kind === "table" ? last : null;
+    return last.kind === "code" || last.kind === "text" || last.kind === "table" || last.kind === "formula" ? last : null;
   }
 
   closeTo(length) {
@@ -92,6 +94,7 @@ export class Markdown {
     const isInside = depth >= this.open.length - (leaf ? 1 : 0); // all quotes and items go on
     if (!isInside && this.open[depth - 1].kind === "list") depth -= 1; // its next item opens it again
     if (isInside && leaf?.kind === "code") return this.readCode(leaf, rest, ending);
+    if (isInside && leaf?.kind === "formula" && rest.trim() !== "") return this.readFormula(leaf, rest);
     const isText = rest.trim() !== "" && !startsBlock(rest);
     if (!isInside && leaf?.kind === "text" && isText) return this.addText(leaf, rest); // a quote may go on like this
     if (!isInside) this.closeTo(depth);
@@ -106,6 +109,12 @@ export class Markdown {
     const mayEnd = ending === "" && fence.startsWith(mark); // the line is not whole
     if (isEnd) this.closeLeaf();
     else if (!mayEnd && (line || ending)) node.children.push(line + ending);
+  }
+
+  /** A formula stays as it was written. A blank line ends it too, as in TeX. */
+  readFormula({ node, end }, rest) {
+    node.children.push(`\n${rest}`);
+    if (rest.includes(end)) this.closeLeaf();
   }
 
   /** Read the content of a line that is inside `open`. */
@@ -131,6 +140,11 @@ export class Markdown {
     if (heading) {
       this.closeLeaf();
       return this.add({ tag: `h${heading[1].length}`, text: (heading[2] ?? "").replace(/(?:^| )#+ *$/, "") });
+    }
+    const end = findFormula(rest);
+    if (end) {
+      this.closeLeaf();
+      return this.add({ tag: "p", children: [rest] }, "formula", { end });
     }
     if (RULE.test(rest)) {
       this.closeLeaf();
@@ -205,6 +219,14 @@ function findItem(rest, isParagraph) {
   const indent = after.length > 4 || after === "" ? before.length + marker.length + 1 : all.length;
   const text = rest.slice(indent).replace(/^\[ \] /, "\u2610 ").replace(/^\[[xX]\] /, "\u2611 ");
   return { indent, isOrdered, number, text };
+}
+
+/** The mark that ends the formula which a line begins, and which goes on behind it; else null. */
+function findFormula(rest) {
+  const found = FORMULA.exec(rest);
+  if (!found) return null;
+  const end = FORMULA_ENDS[found[1]];
+  return rest.includes(end, found[0].length) ? null : end;
 }
 
 function splitRow(line) {

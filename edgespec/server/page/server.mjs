@@ -36,7 +36,7 @@ function describeState(model) {
   if (model.is_reachable === false) return "not reachable";
   if (model.last_error) return `fails: ${model.last_error}`;
   if (model.state === "remote") return "remote";
-  return model.is_open ? "open" : "closed";
+  return model.is_open ? "loaded" : "not loaded";
 }
 
 function format(value, digits = 1) {

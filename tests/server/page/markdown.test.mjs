@@ -17,6 +17,9 @@ const CASES = [
   ["3. a\n   ```\n   b\n   ```\n4. c\n\nd", '<ol start="3"><li><p>a</p><pre>b\n</pre></li><li><p>c</p></li></ol><p>d</p>'],
   ["> a\n> - b\nlazy\n\nc", "<blockquote><p>a</p><ul><li><p>b\nlazy</p></li></ul></blockquote><p>c</p>"],
   ["a | b\n--|:-:\n1 | `x\\|y`\n2\n\nc", '<table><tr><th>a</th><th side="center">b</th></tr><tr><td>1</td><td side="center"><code>x|y</code></td></tr><tr><td>2</td><td side="center"></td></tr></table><p>c</p>'],
+  ["is \\(a_1*b*c_2\\) and $x*y*z$, \\(open, $5 and *b* $6 \\$1", "<p>is <span>\\(a_1*b*c_2\\)</span> and <span>$x*y*z$</span>, (open, $5 and <em>b</em> $6 $1</p>"],
+  ["so\n\\[\n- a_b_c\n+ 1\n\\]\nas $$ [x](y) $$", "<p>so</p><p>\\[\n- a_b_c\n+ 1\n\\]</p><p>as <span>$$ [x](y) $$</span></p>"],
+  ["$$\n= *b*\n\n# c", "<p>$$\n= *b*</p><h1>c</h1>"],
   ["a\n1986. b\n***\nc", "<p>a\n1986. b</p><hr></hr><p>c</p>"],
 ];
 const HOSTILE = [
@@ -25,9 +28,10 @@ const HOSTILE = [
   "[a](vbscript:x)", "[a](//evil.example)", "[a](/unload)", "[a](http://)", '[a](http://x"onclick="y)', "[[a](http://b)](http://c)",
   "```<script>\n</script>", "| <script> |\n|-|\n| <b onclick=x> |", "\u0000\ud800[", "[a](http://b.c \"t\" onclick=x)",
 ];
-const LONG = ["*a ", "[", "![a](", "`", "``` ", ">", "- ", "|", "_a_ ", "http://", "&", "<", "#", "\\", "***a_", "- a\n", "a|b\n", "[a](b "];
+const LONG = ["*a ", "[", "![a](", "`", "``` ", ">", "- ", "|", "_a_ ", "http://", "&", "<", "#", "\\", "***a_", "- a\n", "a|b\n", "[a](b ",
+  "\\(", "$a ", "$$", "\\[\n"];
 const TAGS = new Set(["div", "p", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "pre", "code", "blockquote", "ul", "ol", "li",
-  "table", "tr", "th", "td", "em", "strong", "del", "a"]);
+  "table", "tr", "th", "td", "em", "strong", "del", "a", "span"]);
 
 test("what is written is what is shown", () => {
   for (const [text, wanted] of CASES) assert.equal(html(text), wanted, text);
