@@ -35,7 +35,7 @@ class ChildStopped(ChildDied):
 
 
 def run_in_child(work: Callable[..., T], *args: Any, on_poll: Callable[[], None] = lambda: None) -> T:
-    """The result of `work`, an importable function, for `args`. Calls `check` and `on_poll` 10 times a second.
+    """The result of `work`, an importable function, for `args`. `on_poll` is called 10 times a second.
 
     The main module of the program is not imported again, as multiprocessing does: a script that has no guard for that
     may call this too. Raises what `work` raises, ChildDied, Cancelled.

@@ -57,7 +57,7 @@ class Model(Protocol):
         """Whether the scores of a token are the same for any number of rows in its forward; see `LoadOptions.exact`."""
 
     def open_session(self, *, shared: bool = False) -> Session:
-        """A session that polls `check`; at most `LoadOptions.caches` of them are `shared`. Raises BackendError."""
+        """A session; at most `LoadOptions.caches` of them are `shared`. Raises BackendError."""
 
     def open_embedder(self, cells: int) -> LlamaEmbedder:
         """An embedder for at most `cells` tokens. Raises InvalidRequest where the runtime has none, BackendError."""
@@ -68,11 +68,11 @@ class Model(Protocol):
     def make_self_draft(self, spec: SelfDraftSpec, *, folder: Path) -> AttachedDraft:
         """Load a self-draft. `spec` names its layers; `folder` caches files that take long to make.
 
-        `progress` gets 0.0 to 1.0. Raises Unsupported, InvalidRequest, DoesNotFit, BackendError, CacheError, Cancelled.
+        Raises Unsupported, InvalidRequest, DoesNotFit, BackendError, CacheError, Cancelled.
         """
 
     def load_head(self, spec: HeadSpec, path: Path) -> AttachedHead:
-        """Load the trained head at `path`, which `spec` describes; `progress` gets 0.0 to 1.0.
+        """Load the trained head at `path`, which `spec` describes.
 
         Raises Unsupported for a head that cannot run on this model, InvalidModelFile, BackendError, Cancelled.
         """

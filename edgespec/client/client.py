@@ -74,8 +74,9 @@ class EngineClient(ABC):
         """Count the tokens of a prompt, which may be more than the context holds."""
         return self.call("count", prompt, dict(variables), start)
 
-    def embed(self, texts: Sequence[str | Sequence[int]]) -> Stream[Embedding]:
-        return self.call("embed", list(texts))
+    def embed(self, texts: Sequence[str | Sequence[int]], *, truncate: bool = False) -> Stream[Embedding]:
+        """Embed texts, or their tokens; see engine.prompts.embed."""
+        return self.call("embed", list(texts), truncate)
 
     def devices(self) -> Stream[Sequence[DeviceMemory]]:
         """List the accelerators that a model would run on."""

@@ -140,8 +140,8 @@ class LocalEngine(EngineClient):
             self._answered = self.loaded
             self._refresh_devices()
 
-    def _embed(self, texts: Sequence[str | Sequence[int]]) -> Iterator[Embedding | Yield]:
-        yield from embed(self.require_loaded().engine.target, texts)
+    def _embed(self, texts: Sequence[str | Sequence[int]], truncate: bool) -> Iterator[Embedding | Yield]:
+        yield from embed(self.require_loaded().engine.target, texts, truncate=truncate)
 
     def _speculate(self, argument: str) -> ModelInfo:
         self.require_loaded().engine.change_speculation(argument)

@@ -20,6 +20,7 @@ from edgespec.engine.events import Event, Finished, PrefixLoss, PromptScores, Re
 from edgespec.engine.prefix_loss import EarlierText, explain_loss
 from edgespec.engine.prompts import EncodedPrompt
 from edgespec.engine.repetition import RepetitionDetector
+from edgespec.engine.shown_scores import ShownScores
 from edgespec.errors import InvalidRequest
 from edgespec.text.reasoning import Channel, ReasoningFormat
 from edgespec.text.stream import Piece, TextStream
@@ -56,7 +57,8 @@ class Generation:
         self.reason: FinishReason = "length"
         self._text = self.open_text(request.stop, is_raw=not isinstance(request.prompt, tuple))
         self._meter = Meter(len(encoded.tokens), started_s)
-        self._pieces: list[list[Piece]] = []  # of each token of the step under way
+        self._pieces: list[tuple[list[Piece], bool]] = []  # of each token of the step under way, and `holds_stop` then
+        self._scores = ShownScores()
         self._n_reasoning = 0  # tokens of it
         self._repetition = RepetitionDetector(request.repetition) if request.repetition is not None else None
 
@@ -74,7 +76,7 @@ class Generation:
         self, session: Session, controller: Controller, verifier: Verifier, costs: CostModel | None
     ) -> Iterator[Event | Yield]:
         """Generate on `session`: PromptScores if wanted, PrefillProgress, then Steps, each followed by its tokens'
-        Pieces. If scores are wanted, that of a token comes before its Pieces.
+        Pieces. If scores are wanted, those of the tokens in a Piece come before it.
 
         Raises Cancelled, BackendError.
         """
@@ -104,8 +106,9 @@ class Generation:
             elif isinstance(event, Step):
                 self._meter.add(event, self._n_reasoning)
                 scored = tuple(logprobs.last[: len(event.tokens)]) if logprobs is not None else ()
-                for i, pieces in enumerate(self._pieces):
-                    yield from map(self._describe, scored[i : i + 1])
+                for i, (pieces, holds_stop) in enumerate(self._pieces):
+                    shown = [self._describe(each) for each in scored[i : i + 1] if each.token not in ends]
+                    yield from self._scores.take(shown, pieces, holds_text=holds_stop)
                     yield from pieces
                 self._pieces, self._n_reasoning = [], 0
                 if self._text.channel != phase:
@@ -116,8 +119,10 @@ class Generation:
 
     def finish(self) -> Iterator[Event]:
         """The text that was held back, and that of a step which was cancelled during its commit."""
-        yield from chain.from_iterable(self._pieces)
-        yield from self._text.finish()
+        yield from chain.from_iterable(pieces for pieces, _ in self._pieces)
+        pieces = self._text.finish()
+        yield from self._scores.take((), pieces, holds_text=self._text.stopped)
+        yield from pieces
 
     def finished(self) -> Finished:
         return Finished(self.reason, tuple(self.emitted), self.seed, self._meter.metrics(), self._text.stop)
@@ -132,7 +137,8 @@ class Generation:
     def _emit(self, token: int, source: str) -> bool:
         """Take a token into the text; returns whether a stop string or a repetition ends it."""
         self.emitted.append(token)
-        self._pieces.append(self._text.push(token, source))
+        pieces = self._text.push(token, source)
+        self._pieces.append((pieces, self._text.holds_stop))
         self._n_reasoning += self._text.channel == "reasoning"
         if self._repetition is not None and self._repetition.take(token):
             self.reason = "repetition"

@@ -17,7 +17,16 @@ from edgespec.core.peers import YIELD, Yield
 from edgespec.engine.events import AnswerStart, Gap, Prompt, TokenPrompt
 from edgespec.errors import InvalidRequest, PromptTooLong
 from edgespec.text.call_format import JsonArguments
-from edgespec.text.chat_template import PLAIN, SHORTEN, ChatTemplate, Message, check_length, encode_prompt, place_bos
+from edgespec.text.chat_template import (
+    MAX_CHARACTERS_PER_TOKEN,
+    PLAIN,
+    SHORTEN,
+    ChatTemplate,
+    Message,
+    check_length,
+    encode_prompt,
+    place_bos,
+)
 from edgespec.text.control_text import ControlText
 from edgespec.text.reasoning import ReasoningFormat
 from edgespec.text.tokenizer import join_start
@@ -72,9 +81,17 @@ class PromptEncoder:
         self._require_fit(encoded.tokens)
         return encoded
 
-    def read(self, text: str | Sequence[int]) -> list[int]:
-        """The tokens of a text as it stands, or these token ids. Raises InvalidRequest, PromptTooLong."""
+    def read(self, text: str | Sequence[int], *, truncate: bool = False) -> list[int]:
+        """The tokens of a text as it stands, or these token ids; with `truncate`, those that fit into the context.
+
+        Raises InvalidRequest, PromptTooLong.
+        """
+        size = self._model.context_size
+        if truncate and isinstance(text, str):
+            text = text[: MAX_CHARACTERS_PER_TOKEN * size]
         tokens = self._tokenize(text) if isinstance(text, str) else self._check_ids(text)
+        if truncate:
+            return tokens[:size]
         self._require_fit(tokens)
         return tokens
 
@@ -186,15 +203,15 @@ class Embedding:
     tokens: int
 
 
-def embed(model: Model, texts: Sequence[str | Sequence[int]]) -> Iterator[Embedding | Yield]:
-    """Yield an embedding for each text, in order; a text may be token ids. Raises InvalidRequest, PromptTooLong,
-    BackendError, Cancelled.
+def embed(model: Model, texts: Sequence[str | Sequence[int]], *, truncate: bool = False) -> Iterator[Embedding | Yield]:
+    """Yield an embedding for each text, in order; a text may be token ids. With `truncate`, the end of a text that the
+    context does not hold is left out. Raises InvalidRequest, PromptTooLong, BackendError, Cancelled.
     """
     prompts, read = PromptEncoder(model), list[list[int]]()
     for text in texts:
         check_cancelled()
         yield YIELD
-        read.append(prompts.read(text))
+        read.append(prompts.read(text, truncate=truncate))
     embedder = model.open_embedder(max(map(len, read)))
     try:
         for tokens in read:

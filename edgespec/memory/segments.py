@@ -54,8 +54,8 @@ def sort_positions(tokens: Tokens) -> Tokens:
     """[n] the positions of `tokens`, ordered by the MAX_MATCH tokens before each, the nearest first.
 
     Positions with equal tokens before them are in rising order. Prefix doubling over the reversed text (Manber and
-    Myers 1990), in which only the positions that are still tied are sorted again (Larsson and Sadakane 1999). `check`
-    is called between the steps and may raise.
+    Myers 1990), in which only the positions that are still tied are sorted again (Larsson and Sadakane 1999).
+    Raises Cancelled.
     """
     n = len(tokens)
     padded = np.zeros(n + 2, np.uint64)
@@ -93,7 +93,7 @@ def encode_end(text: Sequence[int]) -> bytes:
 
 
 def build_segment(texts: Sequence[StoredText]) -> bytes:
-    """The segment of `texts`; later ones count as more recent. `check` is called now and then, and may raise."""
+    """The segment of `texts`; later ones count as more recent."""
     tokens = join_texts([text.tokens for text in texts])
     lengths = np.array([len(text.tokens) for text in texts], np.int64)
     starts = np.cumsum(lengths + 1) - lengths

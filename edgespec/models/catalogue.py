@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from edgespec.backends import FileBackend
-from edgespec.cancel import check_cancelled
+from edgespec.cancel import cancellable, check_cancelled, current_check
 from edgespec.errors import EdgespecError
 from edgespec.machines.memory import Memory
 from edgespec.models.cache import RemoteModel
@@ -32,6 +32,7 @@ from edgespec.units import gib
 
 FitLevel = Literal["fits", "tight", "does not fit"]
 Origin = Literal["alias", "cache", "opened", "elsewhere", "hub"]
+T = TypeVar("T")
 
 # The part of the free memory that must stay free; otherwise the fit is tight.
 _MIN_HEADROOM = 1 / 8
@@ -299,8 +300,7 @@ class Catalogue:
         return Recommendations(sorted((self._judge(each, speed) for each in kept), key=_rank), notices, speed)
 
     def _list_aliases(self, query: Query) -> list[Candidate]:
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            return list(pool.map(self._describe_alias, filter(query.matches, self.registry.entries.values())))
+        return _ask_together(self._describe_alias, filter(query.matches, self.registry.entries.values()))
 
     def _describe_alias(self, entry: Entry) -> Candidate:
         chosen = self.backend if entry.pair(self.backend) else _OTHER[self.backend]
@@ -338,8 +338,7 @@ class Catalogue:
                 repo, "hub", repo, self.backend, target, None, said, about=about, downloads=downloads, problem=problem
             )
 
-        with ThreadPoolExecutor(_REQUESTS) as pool:
-            return list(pool.map(describe, search_repos(self.hub, query.text, kind, tags=tags, limit=_HUB_RESULTS)))
+        return _ask_together(describe, search_repos(self.hub, query.text, kind, tags=tags, limit=_HUB_RESULTS))
 
     def _find(self, reference: Reference, backend: FileBackend, about: About | None = None) -> tuple[Part, str]:
         """A model, with the size of its files at the hub, and why it cannot be read, else an empty text."""
@@ -380,6 +379,18 @@ class Catalogue:
         drafted = draft.read if draft and not target.mixture else None  # rows of a mixture read more than one row does
         expected, faster = speed.estimate(target.read, drafted), speed.find_faster(target.read)
         return replace(model, fit=fit, expected=expected, faster=faster)
+
+
+def _ask_together(ask: Callable[[T], Candidate], items: Iterable[T]) -> list[Candidate]:
+    """`ask` of each, in threads that are cancelled with this one."""
+    check = current_check()
+
+    def ask_one(item: T) -> Candidate:
+        with cancellable(check):
+            return ask(item)
+
+    with ThreadPoolExecutor(_REQUESTS) as pool:
+        return list(pool.map(ask_one, items))
 
 
 def _read_local(reference: Reference, path: Path, kind: Kind, size: int) -> Part:

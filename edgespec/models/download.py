@@ -22,9 +22,6 @@ from edgespec.models.hub_errors import FREE_SPACE
 from edgespec.progress import report_download
 from edgespec.units import gib
 
-# Called with the file's path, the bytes present and the total; at the start, about once per MiB, and before each
-# attempt. What it raises ends the download.
-
 CHUNK_BYTES = 2**20
 SPARE_BYTES = 64 * 2**20
 ATTEMPTS = 5

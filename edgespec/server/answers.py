@@ -20,7 +20,8 @@ Event = dict[str, Any]
 @dataclass(slots=True)
 class Block:
     """A stretch of an answer: reasoning, text, or a call with its arguments as `text`. `number` counts the calls;
-    `written_id` is the id that the model gave a call, by which it will know the result, or "".
+    `written_id` is the id that the model gave a call, by which it will know the result, or "". `scores`: the logprobs
+    of a text's tokens, where a Writer assigns them.
     """
 
     kind: Literal["reasoning", "text", "call"]
@@ -28,6 +29,7 @@ class Block:
     number: int = 0
     text: str = ""
     status: Literal["in_progress", "completed", "incomplete"] = "in_progress"
+    scores: list[dict[str, Any]] = field(default_factory=list)
     id: str = field(default_factory=lambda: new_id(""))
     written_id: str = ""
 

@@ -34,6 +34,7 @@ class EmbeddingRequest(ResidencyBody):
 
     input       texts, or their tokens; `prompt` at Ollama's older path
     dimensions  of each vector; None: the model's own
+    truncate    leave out the end of a text that the context does not hold; None: as the interface does
     """
 
     model: AnyModelName = ""
@@ -41,6 +42,7 @@ class EmbeddingRequest(ResidencyBody):
         validation_alias=AliasChoices("input", "prompt")
     )
     dimensions: int | None = None
+    truncate: bool | None = None
     encoding_format: Literal["float", "base64"] | None = None
 
     def inputs(self) -> list[str | list[int]]:
@@ -65,9 +67,15 @@ def format_openai(body: EmbeddingRequest, vectors: list[tuple[float, ...]], toke
 
 
 def embedding_route(
-    path: str, models: Models, write: Callable[[EmbeddingRequest, list[tuple[float, ...]], int], dict[str, Any]]
+    path: str,
+    models: Models,
+    write: Callable[[EmbeddingRequest, list[tuple[float, ...]], int], dict[str, Any]],
+    *,
+    truncates: bool = False,
 ) -> Route:
-    """The route at `path`. `write` makes the body of the response of a vector for each input and of their tokens."""
+    """The route at `path`. `write` makes the body of the response of a vector for each input and of their tokens.
+    `truncates`: texts that are too long are cut, unless the body says otherwise.
+    """
 
     async def handle(request: Request, body: EmbeddingRequest) -> Response:
         inputs, slot = body.inputs(), models.choose(body.model)
@@ -76,7 +84,8 @@ def embedding_route(
 
         async def embed() -> dict[str, Any]:
             async with models.turn(slot):
-                found = await slot.embed(inputs, body.dimensions) if inputs else []
+                truncate = truncates if body.truncate is None else body.truncate
+                found = await slot.embed(inputs, body.dimensions, truncate=truncate) if inputs else []
             size = len(found[0].vector) if found else None
             if found and body.dimensions not in (None, size):
                 raise InvalidRequest(f"embeddings have the model's own size, {size:,}.", hint="Remove dimensions.")

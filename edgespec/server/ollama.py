@@ -357,9 +357,12 @@ def ollama_routes(models: Models) -> list[Route]:
     return [
         BodyRoute("/api/chat", OllamaChatRequest, answer),
         BodyRoute("/api/generate", OllamaGenerateRequest, answer),
-        embedding_route("/api/embed", models, format_embeddings),
+        embedding_route("/api/embed", models, format_embeddings, truncates=True),
         embedding_route(
-            "/api/embeddings", models, lambda _body, vectors, _tokens: {"embedding": next(iter(vectors), ())}
+            "/api/embeddings",
+            models,
+            lambda _body, vectors, _tokens: {"embedding": next(iter(vectors), ())},
+            truncates=True,
         ),
         BodyRoute("/api/show", ShowRequest, show_model),
         GetRoute("/api/tags", list_tags),

@@ -360,8 +360,12 @@ class RemoteSlot(Slot):
         path = f"{call.path}/input_tokens"
         return await self._ask(path, call.body, _COUNT_S, lambda found: int(found["input_tokens"]))
 
-    async def embed(self, texts: Sequence[str | list[int]], dimensions: int | None = None) -> list[Embedding]:
-        """A vector for each text, within a turn; see ModelSlot.embed. The first has the tokens of all."""
+    async def embed(
+        self, texts: Sequence[str | list[int]], dimensions: int | None = None, *, truncate: bool = False
+    ) -> list[Embedding]:
+        """A vector for each text, within a turn; see ModelSlot.embed. The first has the tokens of all. `truncate` is
+        not sent: OpenAI's interface has no such field, and the other server refuses a text that is too long.
+        """
 
         def read(found: dict[str, Any]) -> list[Embedding]:
             tokens = _count(found.get("usage"), "prompt_tokens")

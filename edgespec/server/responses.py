@@ -8,6 +8,8 @@ from dataclasses import replace
 from itertools import count, groupby
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from edgespec.answers.generation_spec import GenerationSpec, ToolChoiceMode, make_message
 from edgespec.answers.response import Started, count_usage, new_id
 from edgespec.answers.tools import Tool, format_call, parse_arguments
@@ -38,7 +40,7 @@ from edgespec.text.chat_template import Message
 _CUTS = {"length": "max_output_tokens", "repetition": "max_output_tokens", "content_filter": "content_filter"}
 _PREFIXES = {"text": "msg_", "reasoning": "rs_", "call": "fc_"}  # of the ids of items, by kind of block
 _CONTENTS: dict[str, tuple[str, dict[str, Any]]] = {  # kind of block -> name of its content's events, their fields
-    "text": ("output_text", {"content_index": 0, "logprobs": []}),
+    "text": ("output_text", {"content_index": 0}),
     "reasoning": ("reasoning_text", {"content_index": 0}),
     "call": ("function_call_arguments", {}),
 }
@@ -76,10 +78,16 @@ class ResponsesWriter(Writer):
                     yield self._item_event("content_part.added", block, content_index=0, part=item["content"][0])
             case "grow", block, text:
                 content, fields = _CONTENTS[block.kind]
+                scores = self.take_scores(index)
+                if block.kind == "text":
+                    block.scores += scores
+                    fields = {**fields, "logprobs": scores}
                 yield self._item_event(f"{content}.delta", block, delta=text, **fields)
             case "close", block, _:
                 item, (content, fields) = self._format_item(block), _CONTENTS[block.kind]
-                whole = {"text": block.text}
+                whole: dict[str, Any] = {"text": block.text}
+                if block.kind == "text":
+                    whole["logprobs"] = block.scores
                 if block.kind == "call":
                     whole = {"name": item["name"], "arguments": block.text}
                 yield self._item_event(f"{content}.done", block, **whole, **fields)
@@ -129,7 +137,7 @@ class ResponsesWriter(Writer):
 
     def _format_item(self, block: Block) -> dict[str, Any]:
         if block.kind == "text":
-            content = {"type": "output_text", "text": block.text, "annotations": [], "logprobs": []}
+            content = {"type": "output_text", "text": block.text, "annotations": [], "logprobs": block.scores}
             form = {"type": "message", "role": "assistant", "status": block.status, "content": [content]}
         elif block.kind == "reasoning":
             form = {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": block.text}]}
@@ -153,6 +161,7 @@ def _item_id(block: Block) -> str:
 
 
 _WEB_SEARCH = "web_search"
+_LOGPROBS = "message.output_text.logprobs"  # in `include`
 
 
 class InputItem(Body):
@@ -221,6 +230,8 @@ class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: EffortConfig | None = None
+    include: Annotated[list[str], FEW] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     def writer(self) -> ResponsesWriter:
         return ResponsesWriter(
@@ -250,6 +261,7 @@ class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
             tool_choice=self.tool_choice if isinstance(self.tool_choice, str) else "auto",
             forced_tool=self.tool_choice.name if isinstance(self.tool_choice, NamedTool) else None,
             parallel_calls=self.parallel_tool_calls,
+            top_logprobs=(self.top_logprobs or 0) if self.top_logprobs or _LOGPROBS in (self.include or ()) else None,
             draft_max=self.draft_max,
             thinking=self.make_thinking(effort=self.reasoning.effort if self.reasoning is not None else None),
             warnings=(*self._warn_of_tools(), *warn_of_results(item.output for item in self._items())),

@@ -285,9 +285,11 @@ class ModelSlot(Slot):
         finally:
             stream.cancel()
 
-    async def embed(self, texts: Sequence[str | list[int]], dimensions: int | None = None) -> list[Embedding]:
-        """A vector of the model's own size for each text, within a turn."""
-        vectors = await self.read(lambda client: client.embed(texts))
+    async def embed(
+        self, texts: Sequence[str | list[int]], dimensions: int | None = None, *, truncate: bool = False
+    ) -> list[Embedding]:
+        """A vector of the model's own size for each text, within a turn; see engine.prompts.embed."""
+        vectors = await self.read(lambda client: client.embed(texts, truncate=truncate))
         self._count_embeddings(len(vectors), sum(each.tokens for each in vectors))
         return vectors
 

@@ -36,7 +36,7 @@ from edgespec.text.writing import (
 )
 
 SHORTEN = "Shorten it, or set a larger --ctx."
-_MAX_CHARACTERS_PER_TOKEN = 64  # on average, over a whole text
+MAX_CHARACTERS_PER_TOKEN = 64  # on average, over a whole text
 PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 """The template for a model without one: a base model continues the text."""
 
@@ -230,11 +230,11 @@ def read_template(path: Path) -> str | None:
 
 def check_length(text: str, context_size: int) -> None:
     """Raise PromptTooLong for a text too long to tokenize; some tokenizers recurse for every character."""
-    if len(text) > _MAX_CHARACTERS_PER_TOKEN * context_size:
+    if len(text) > MAX_CHARACTERS_PER_TOKEN * context_size:
         raise PromptTooLong(
             f"the text has {len(text):,} characters, far more than a context of {context_size:,} tokens holds.",
             hint=SHORTEN,
-            n_prompt=-(-len(text) // _MAX_CHARACTERS_PER_TOKEN),
+            n_prompt=-(-len(text) // MAX_CHARACTERS_PER_TOKEN),
             n_context=context_size,
         )
 

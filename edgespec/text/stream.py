@@ -73,6 +73,11 @@ class TextStream:
         return self._decoder.holds_bytes or self._splitter.holds_text
 
     @property
+    def holds_stop(self) -> bool:
+        """Whether a stop string may have begun, or has ended the text."""
+        return self._stops.holds_text
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string has ended the text; later tokens add nothing."""
         return self.stop is not None

@@ -141,6 +141,11 @@ class StopStrings:
         self._held = ""
         self.stop: str | None = None
 
+    @property
+    def holds_text(self) -> bool:
+        """Whether text is held back, or has been dropped with a stop string."""
+        return bool(self._held)
+
     def push(self, text: str, *, final: bool = False) -> str:
         """Add `text`; returns the text that is certain. An end that may become a stop string is held back."""
         if not self._stops:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.backends import FileBackend
+from edgespec.cancel import cancellable
+from edgespec.errors import Cancelled
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_folder
 from edgespec.machines.memory import RESERVE_BYTES, Memory
@@ -88,6 +90,16 @@ def test_aliases_then_downloads_then_other_programs(hub: Hub, root: Path, tmp_pa
     assert {entry.name for entry in found if entry.here} == here
     sized = [entry for entry in found if entry.origin == "alias" and not entry.here]
     assert sized and all(entry.fit and entry.missing and not entry.target.size for entry in sized), "by the registry"
+
+
+def test_it_can_be_cancelled(shown: Shown) -> None:
+    """In the threads that read headers too."""
+
+    def cancel() -> None:
+        raise Cancelled
+
+    with pytest.raises(Cancelled), cancellable(cancel):
+        shown()
 
 
 @pytest.mark.parametrize("backend", ["llamacpp", "mlx"])

@@ -52,6 +52,13 @@ def test_ollamas_paths(pair: Server) -> None:
     one = pair.post("/api/embed", json={"model": MODEL, "input": TEXTS[0]}).json()
     np.testing.assert_array_equal(one["embeddings"], many["embeddings"][:1])
     assert pair.post("/api/embed", json={"model": MODEL, "input": []}).json()["embeddings"] == []
+    long = [1, 2, 3, *range(1_000)] * 60
+    cut = pair.post("/api/embed", json={"model": MODEL, "input": [long]}).json()
+    size = cut["prompt_eval_count"]
+    np.testing.assert_array_equal(cut["embeddings"], vectors(pair, [long[:size]]))
+    refused = pair.post("/api/embed", json={"model": MODEL, "input": [long], "truncate": False})
+    assert refused.status_code == 400 and f"length is {size} tokens" in refused.text
+    assert pair.post("/api/embed", json={"model": MODEL, "input": "word " * 10**6}).status_code == 200
     older = pair.post("/api/embeddings", json={"model": MODEL, "prompt": TEXTS[0]}).json()
     assert older == {"embedding": one["embeddings"][0]}
 

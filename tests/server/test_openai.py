@@ -91,6 +91,43 @@ def test_logprobs(pair: Server) -> None:
         assert sum(map(math.exp, values)) <= 1 + 1e-6
 
 
+def test_logprobs_end_with_the_text(pair: Server, toy: Server) -> None:
+    """They have neither the token that ends an answer nor those of a stop string."""
+    client = pair.openai()
+    common: dict[str, Any] = {"model": MODEL, "max_tokens": 30, "temperature": 0}
+    whole = client.completions.create(prompt=PROMPT, logprobs=0, **common).choices[0]
+    assert whole.logprobs and whole.logprobs.tokens
+    tokens = whole.logprobs.tokens
+    for stop, n in (("".join(tokens[12:14]), 12), (tokens[20][-1:] + "".join(tokens[21:24]), 21)):
+        place = whole.text.index(stop)
+        n = sum(len("".join(tokens[:i])) < place for i in range(len(tokens)))
+        cut = client.completions.create(prompt=PROMPT, logprobs=0, stop=stop, **common).choices[0]
+        assert cut.text == whole.text[:place] and cut.logprobs and cut.logprobs.tokens == tokens[:n]
+        streamed = client.completions.create(prompt=PROMPT, logprobs=0, stop=stop, stream=True, **common)
+        parts = [chunk.choices[0] for chunk in streamed]
+        assert [token for part in parts if part.logprobs for token in part.logprobs.tokens or ()] == tokens[:n]
+    ended = toy.openai().completions.create(model="tree", prompt="a", logprobs=1, logit_bias={"256": 100})
+    assert ended.choices[0].finish_reason == "stop" and not ended.choices[0].text
+    assert ended.choices[0].logprobs is None or not ended.choices[0].logprobs.tokens
+
+
+def test_logprobs_of_responses(pair: Server) -> None:
+    client = pair.openai()
+    common: dict[str, Any] = {"model": MODEL, "input": PROMPT, "max_output_tokens": 20, "temperature": 0}
+    asked: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    made: Any = client.responses.create(**common, **asked)
+    (content,) = made.output[0].content
+    assert "".join(each.token for each in content.logprobs) == content.text == made.output_text
+    assert all(len(each.top_logprobs) == 2 for each in content.logprobs)
+    events: Any = list(client.responses.create(**common, **asked, stream=True))
+    deltas = [each for each in events if each.type == "response.output_text.delta"]
+    assert "".join(score.token for each in deltas for score in each.logprobs) == content.text
+    (done,) = [each for each in events if each.type == "response.output_text.done"]
+    assert len(done.logprobs) == len(content.logprobs)
+    plain: Any = client.responses.create(**common)
+    assert plain.output[0].content[0].logprobs == []
+
+
 def test_a_named_call_and_its_result(pair: Server) -> None:
     client = pair.openai()
     choice: Any = {"type": "function", "function": {"name": "get_time"}}

@@ -96,7 +96,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (EMBEDDINGS, {"input": ["x"] * 3000}, "more than 2,048"),
     (EMBEDDINGS, {"dimensions": 8}, "own size"),
     (EMBEDDINGS, {"encoding_format": "hex"}, "float"),
-    (EMBED, {"input": "word " * 5000}, "maximum context length is 512"),
+    (EMBED, {"input": "word " * 5000, "truncate": False}, "maximum context length is 512"),
     (GENERATE, {"context": [1, 2]}, "context is not supported."),
     (GENERATE, {"options": {"top_p": 3}}, "options.top_p: "),
 ]  # fmt: skip

@@ -218,7 +218,7 @@ class LlamaModel:
 
 
 def load(path: Path, options: LoadOptions, *, vocabulary_only: bool = False, sees_gpus: bool = False) -> LlamaModel:
-    """Load a GGUF file whose header formats.gguf_validate has checked. `progress` gets 0.0 to 1.0.
+    """Load a GGUF file whose header formats.gguf_validate has checked.
 
     With `vocabulary_only` it has a tokenizer and a chat template, but opens no sessions. `sees_gpus`: with no layers on
     GPUs too, for graphs with tensors of a model that lies there. Raises InvalidModelFile, BackendUnavailable,

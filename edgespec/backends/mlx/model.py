@@ -125,7 +125,7 @@ def load(path: Path, options: LoadOptions) -> MlxModel:
     """Load a folder with config.json, safetensors and a tokenizer, or a packaged GGUF file.
 
     Computes in the type of the weights on a GPU, and in float32 on a CPU, which emulates half precision.
-    `progress` gets 0.0 to 1.0. Raises InvalidModelFile, InvalidRequest, BackendError, Cancelled.
+    Raises InvalidModelFile, InvalidRequest, BackendError, Cancelled.
     """
     parts = open_parts(path, options)
     read_weights(parts.model)
