@@ -1,4 +1,4 @@
-"""SQLite files that several processes share: how they are opened, checked, and set aside where they are damaged."""
+"""SQLite files that several processes share: how they are opened, checked, and set aside if they are damaged."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ _DIRECTIONS = "\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u206
 
 
 class EdgespecError(Exception):
-    """An expected failure: `message` is one sentence; `hint` names the next action, where the message does not.
+    """An expected failure: `message` is one sentence; `hint` names the next action, if the message does not.
 
     `exit_code` is the exit code of the command line; 1 is a failure of the engine.
     """
@@ -63,7 +63,7 @@ class EdgespecError(Exception):
 
 
 def find_near(name: str, known: Iterable[str]) -> str | None:
-    """The known name of which `name` may be a misspelling; None where no one is near."""
+    """The known name of which `name` may be a misspelling; None if no one is near."""
     from difflib import get_close_matches  # `edgespec --help` needs it not
 
     return next(iter(get_close_matches(name, known, 1, cutoff=0.65)), None)
@@ -195,9 +195,9 @@ which are no Exceptions either.
 
 @contextmanager
 def reading(path: Path, failure: str = "cannot be read", hint: str = "Check its permissions.") -> Iterator[None]:
-    """Raise errors of the system inside the block, which reads `path`, as CacheError.
+    """Turn an OSError in the block, which reads `path`, into a CacheError.
 
-    `failure` says what failed where the block does something else with `path`.
+    `failure` says what failed if the block does not read `path`.
     """
     try:
         yield

@@ -21,7 +21,7 @@ def replace_file(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """Yield an empty temporary file beside `path`, which replaces `path` when the block ends without an error.
 
     It is removed otherwise, and so are those that processes which were killed have left. `mode`: who may use the file,
-    as far as the mask of the process allows. Raises OSError where the folder cannot be written, ValueError where no
+    as far as the mask of the process allows. Raises OSError if the folder cannot be written, ValueError if no
     path has this form.
     """
     remove_unfinished(path.parent.glob(f".{escape(path.name)}.{_RANDOM}"))
@@ -64,7 +64,7 @@ def remove_path(path: Path) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty temporary folder beside `path`, which becomes `path` when the block ends without an error.
 
-    Only the user can read it; it is removed otherwise. Raises OSError, also where `path` is a folder with files.
+    Only the user can read it; it is removed otherwise. Raises OSError, also if `path` is a folder with files.
     """
     partial = path.parent / f".{path.name}.{os.urandom(4).hex()}"
     partial.mkdir(mode=0o700)
@@ -99,7 +99,7 @@ def lock_file(path: Path, *, wait: bool, shared: bool = False) -> Iterator[None]
     """Hold the lock of a file, which is created if missing; the system ends that of a process that dies. A `shared` one
     may have several holders.
 
-    Raises BlockingIOError where another process holds it and this one shall not wait, OSError.
+    Raises BlockingIOError if another process holds it and this one shall not wait, OSError.
     """
     import fcntl
 

@@ -202,6 +202,6 @@ def answer_questions(begin: Callable[[Any], Callable[[Any], Any]]) -> None:
             output.write(json.dumps(found).encode() + b"\n")
             output.flush()
             question = pickle.load(sys.stdin.buffer)
-            signal.alarm(_ORPHAN_S)  # the kernel ends this process where the one that asks has died
+            signal.alarm(_ORPHAN_S)  # the kernel ends this process if the one that asks has died
             found = answer(question)
             signal.alarm(0)

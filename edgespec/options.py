@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 TEMPERATURE = 0.7
-"""The temperature where neither the user nor the model's authors name one."""
+"""The temperature if neither the user nor the model's authors name one."""
 
 LARGEST = 2**31 - 1
 
@@ -45,7 +45,7 @@ class Option:
 
     @property
     def limits(self) -> tuple[float, float]:
-        """`low` and `high`, infinite where there is none."""
+        """`low` and `high`, infinite if there is none."""
         return -math.inf if self.low is None else self.low, math.inf if self.high is None else self.high
 
 

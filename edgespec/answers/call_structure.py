@@ -32,7 +32,7 @@ _NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?"
 
 
 def build_call_structure(call_format: CallFormat, tools: Sequence[Tool], *, parallel_calls: bool = False) -> Structure:
-    """An answer that is one call of one of `tools`, or several with `parallel_calls` where the format has several.
+    """An answer that is one call of one of `tools`, or several with `parallel_calls` if the format has several.
 
     Raises InvalidRequest.
     """
@@ -60,7 +60,7 @@ def _between(call_format: CallFormat, *, parallel_calls: bool) -> tuple[str, ...
 def build_opened_calls(call_format: CallFormat, tools: Sequence[Tool], *, parallel_calls: bool) -> Structure:
     """What follows the opening of calls of `tools` among the text of an answer, in a format that marks them.
 
-    `parallel_calls`: where the format puts several calls into one block, there may be several. Raises InvalidRequest.
+    `parallel_calls`: if the format puts several calls into one block, there may be several. Raises InvalidRequest.
     """
     opened = replace(call_format, address="")
     if opened.first.strip():
@@ -189,7 +189,7 @@ class _Literal(_Properties):
     def _write_members(
         self, declared: Mapping[str, Any], required: frozenset[str], *, quoted: bool
     ) -> tuple[Part, ...]:
-        """Keys and values with commas in between: each member may be the first where those before it are optional."""
+        """Keys and values with commas in between: each member may be the first if those before it are optional."""
         members = [(key, self._member(key, schema, quoted=quoted)) for key, schema in declared.items()]
         starts: list[tuple[Part, ...]] = []
         for i, (key, member) in enumerate(members):

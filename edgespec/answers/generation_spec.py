@@ -36,8 +36,8 @@ class GenerationSpec:
     tool_choice     whether the model may ('auto'), must ('required') or must not ('none') call a tool
     forced_tool     name of the one tool that the model must call; takes precedence over `tool_choice`
     stop            texts that end the answer; they do not apply to calls that the model must make
-    parallel_calls  whether an answer may hold several calls. None: any number where calling is the model's choice, one
-                    where it must call
+    parallel_calls  whether an answer may hold several calls. None: any number if calling is the model's choice, one
+                    if it must call
     structure       JSON that the answer must match, unless the answer is a tool call
     top_logprobs    alternatives reported for each token; None: no logprobs
     variables       extra variables of the chat template
@@ -88,7 +88,7 @@ class GenerationSpec:
         return () if self.tool_choice == "none" else self.tools
 
     def limit_drafts(self, speculation: Speculation) -> Speculation | None:
-        """What replaces the server's `speculation` for the request; None where nothing does."""
+        """What replaces the server's `speculation` for the request; None if nothing does."""
         if self.draft_max is None or not speculation.drafters:
             return None
         return replace(speculation, draft_max=min(self.draft_max, MAX_DRAFT), draft_tree=None)

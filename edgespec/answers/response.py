@@ -63,7 +63,7 @@ class Done:
         return {"timings": timings, **({"warnings": list(self.warnings)} if self.warnings else {})}
 
     def timings(self) -> dict[str, float | int | str]:
-        """Counts and times in milliseconds under llama.cpp's names, with tau and the speedup over plain decoding where
+        """Counts and times in milliseconds under llama.cpp's names, with tau and the speedup over plain decoding if
         they are known, and the tokens that were read again with the reason. `predicted_*` leave out the time of the
         first token, which the prompt's forward has computed.
         """

@@ -52,7 +52,7 @@ class Thinking:
 
     def plan(self, template: TemplateProfile) -> ThinkingPlan:
         """What becomes of it with a chat template. A template without a switch is followed by an answer whose reasoning
-        is ended at once where it shall be off.
+        is ended at once if it shall be off.
         """
         wants = self._wants
         if template.reasoning is None:

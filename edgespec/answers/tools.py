@@ -18,7 +18,7 @@ _NAME = re.compile(rf"{NAME_CHARACTER}{{1,256}}")
 @dataclass(frozen=True, slots=True)
 class Tool:
     """A function that the model may call; `parameters` is a JSON schema. `is_strict`: a call follows all of it, or the
-    request is refused; not where the model may call in a format that does not mark calls.
+    request is refused, but not if the model may call in a format that does not mark calls.
     """
 
     name: str
@@ -52,6 +52,6 @@ def format_call(call_id: str, name: str, arguments: Any) -> dict[str, Any]:
 
 
 def parse_arguments(text: str) -> Any:
-    """A call's arguments as chat templates expect them: parsed JSON, or `text` where it is invalid or too deep."""
+    """A call's arguments as chat templates expect them: parsed JSON, or `text` if it is invalid or too deep."""
     value = load_json(text, text)
     return value if is_shallow(value, _MAX_ARGUMENTS_DEPTH) else text

@@ -36,7 +36,7 @@ def load(
     """Load a model and its draft, and download what is missing.
 
     `model` is an alias (`edgespec list`), user/repo:QUANT, hf:user/repo/file.gguf or a path; None is the one
-    that commands open without a name, see `Registry.default`. `reporter` receives notices and progress; by default they
+    that commands open by default, see `Registry.default`. `reporter` receives notices and progress; by default they
     go to the logger "edgespec". Raises any EdgespecError.
     """
     config, client = _prepare_load(model, arguments)
@@ -191,7 +191,7 @@ def _require_text(prompt: str) -> str:
 
 
 def _to_messages(messages: str | Messages) -> Messages:
-    """Raises InvalidRequest where there are none."""
+    """Raises InvalidRequest if there are none."""
     if not messages:
         raise InvalidRequest("the prompt is empty.", hint="Give a text, or messages.")
     return (Message("user", messages),) if isinstance(messages, str) else messages

@@ -29,20 +29,20 @@ class LoadArguments(TypedDict, total=False):
     draft_tree       drafted tokens in all; more than draft_max make a tree
     acceptance       'auto' (the default), 'sample', 'rejection' or 'block'; all keep the target's distribution
     ctx              context size in tokens; None: the model's own, at most 8,192
-    threads          CPU threads; None: the idle physical cores, or fewer where that was measured to be faster
+    threads          CPU threads; None: the idle physical cores, or fewer if that was measured to be faster
     batch_threads    CPU threads of forwards of several tokens; None: as threads
     gpu_layers       layers on the GPU; None: as many as fit
-    gpu_layers_draft layers of a draft model on the GPU; None: all, or none where `gpu_layers` is 0
+    gpu_layers_draft layers of a draft model on the GPU; None: all, or none if `gpu_layers` is 0
     n_cpu_moe        layers whose experts stay in RAM, from the first on; None: as many as the GPU has no memory for
     device           names of the GPUs to use, as `edgespec doctor` shows them; None: all
     tensor_split     shares of the layers of each of these, such as '3,1'; None: by their free memory
     override_tensor  'PATTERN=BUFFER,...': CPU or a GPU, for the memory of tensors whose names match
     kv_type          element type of the KV cache: 'f16' (the default), 'q8_0' or 'q4_0'
-    flash_attention  None: where the device supports it, unless it was measured to be slower
+    flash_attention  None: on if the device supports it, unless it was measured to be slower
     mmap             map the weights instead of reading them; True by default
-    mlock            keep the model in RAM, where the system would swap it out; False by default
+    mlock            keep the model in RAM even if the system would swap it out; False by default
     exact            the same text with any draft and with none, to the last bit; slower
-    exact_width      rows of every forward where `exact` needs a fixed number: 1, 2, 4 or 8; None: measured
+    exact_width      rows of every forward if `exact` needs a fixed number: 1, 2, 4 or 8; None: measured
     max_memory       GiB for the process of the model, with KV caches and drafts; None: what is free
     force            load even if the memory looks too small
     parallel         generations at once, each with a KV cache of `ctx` tokens; 1 by default

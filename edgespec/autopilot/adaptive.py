@@ -10,7 +10,7 @@ choices. A round takes five steps:
 4. Verify as many of the most probable nodes as are worth most (`controller/round.py`).
 5. Record the cost and the gain of the round (`RoundRecorder`).
 
-A regret budget (`controller/gate.py`) limits what drafting may lose against plain decoding. Where drafts gain less than
+A regret budget (`controller/gate.py`) limits what drafting may lose against plain decoding. If drafts gain less than
 decisions take, rounds go by without one. docs/autopilot.md gives the reasons and a worked round.
 """
 
@@ -41,7 +41,7 @@ _MIN_PLAIN_ROUNDS = 3  # recent measurements of plain decoding without which not
 
 
 class DecisionPause:
-    """Skips the decisions of one text where recent drafts gained less than they take, as where nothing was drafted.
+    """Skips the decisions of one text if recent drafts gained less than they take, as when nothing was drafted.
 
     As many rounds are skipped as keep the loss within a small share of the time. Nothing is drafted in them.
 
@@ -177,7 +177,7 @@ class Adaptive:
     def _ask_others(self, round_: DraftRound, lookups: DraftSize) -> Draft:
         """Ask the drafter that takes time and is expected to pay most, if any; returns the best draft.
 
-        `lookups` is the size that was chosen without it. Where a drafter has nothing to propose, another one is asked.
+        `lookups` is the size that was chosen without it. If a drafter has nothing to propose, another one is asked.
         """
         silent: set[str] = set()
         while (call := self._gate.choose(round_, lookups, silent)) is not None:
@@ -205,7 +205,7 @@ class Adaptive:
         return self._decide_lookups(round_, lookups)
 
     def _draft_async(self, round_: DraftRound, call: DrafterCall) -> Draft | None:
-        """A chain of the drafter that the host does not wait for; None where lookups are expected to be faster."""
+        """A chain of the drafter that the host does not wait for; None if lookups are expected to be faster."""
         probabilities = round_.predict_chain(call.drafter)
         n = len(probabilities)
         call.units = [1] * n

@@ -33,7 +33,7 @@ class BandMedians:
 
     @property
     def keys(self) -> list[int | str]:
-        """What was ever measured."""
+        """The keys ever measured."""
         return list(dict.fromkeys(key for key, _ in self._measured))
 
     def count(self, key: int | str) -> int:

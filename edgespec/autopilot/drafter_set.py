@@ -42,7 +42,7 @@ class DrafterSet:
         return [each for each in self._drafters if not each.is_free]
 
     def begin(self, text: Sequence[int], *, has_cheap_rows: bool = True) -> None:
-        """A generation begins. Where rows are not cheap, drafters that only fill rows are left out beside others."""
+        """A generation begins. If rows are not cheap, drafters that only fill rows are left out beside others."""
         self._passed = ()
         if not has_cheap_rows:
             self._drafters = tuple(each for each in self if not each.pads_batch) or self._drafters
@@ -112,7 +112,7 @@ class DrafterSet:
 
     @contextmanager
     def _dropping(self, drafter: Drafter) -> Iterator[None]:
-        """Drop `drafter` where it raises an error inside the block, which then ends; it may be somebody else's code."""
+        """Drop `drafter` if it raises an error inside the block, which then ends; it may be somebody else's code."""
         try:
             yield
         except STOPS:

@@ -15,7 +15,7 @@ from edgespec.core.drafter import Drafter
 
 _MIN_WINDOW = 16  # tokens of context; with fewer a draft model is not asked
 _AMORTIZED_ROUNDS = 64  # rounds over which a drafter has to earn the time of its reading
-_TOKENS_PER_ROUND = 2.0  # emitted where drafting pays; estimates the rounds that are left of a text
+_TOKENS_PER_ROUND = 2.0  # emitted if drafting pays; estimates the rounds that are left of a text
 _MIN_EVIDENCE = 4.0  # measured gains; a drafter with fewer that is expected to pay is asked before the others
 _READ_SHARE = 0.03  # plain steps for each emitted token that reading may take, in addition to the regret budget
 
@@ -52,7 +52,7 @@ class DraftGate:
         if paying and len(drafters) == 1:
             self._stats.exploration.reset()
         idle = [each for each in drafters if each.name not in paying]
-        if idle and (paying or not lookups.nodes):  # where none pays, only rounds without a lookup measure one
+        if idle and (paying or not lookups.nodes):  # if none pays, only rounds without a lookup measure one
             lost = max((each.gain for each in paying.values()), default=0.0)  # by not asking the best one
             if (trial := self._choose_trial(idle, round_, lookups, lost)) is not None:
                 return trial
@@ -64,7 +64,7 @@ class DraftGate:
         return best
 
     def _prepare(self, drafter: Drafter, round_: DraftRound, lookups: DraftSize) -> DrafterCall | None:
-        """A call of the drafter; None where it may not read enough, and where it has failed.
+        """A call of the drafter; None if it may not read enough, or if it has failed.
 
         Its gain is what it usually is, less the price of the reading spread over the rounds to come.
         """
@@ -96,7 +96,7 @@ class DraftGate:
             if not budget.spend(seconds / plain_s + lost):
                 return None
             trial.is_trial = True
-        self._tried[drafter.name] = self._cost.position  # also where it may not read enough: the others' turn
+        self._tried[drafter.name] = self._cost.position  # even if it may not read enough: the others' turn
         return trial
 
     def _max_window(self, drafter: Drafter, tokens: Sequence[int]) -> int:

@@ -40,9 +40,9 @@ _TRIES, _DISTURBED = 3, 0.9  # of one row's time
 def measure_rows(session: Session, seconds: float, clock: Callable[[], float] = perf_counter) -> dict[int, float]:
     """Median seconds of forwards by their rows, up to 64, run for `seconds` and five times each at most.
 
-    The first rows, one row twice, are measured even after `seconds`; later ones only where they are expected to end
-    before. `clock` times the forwards. Where more rows take much less than one, other programs have disturbed: it is
-    measured again, three times at most, and then none takes less than one row. Raises Cancelled and BackendError.
+    The first rows, one row twice, are measured even after `seconds`; later ones only if they are expected to end
+    before. `clock` times the forwards. If more rows take much less than one, other programs have disturbed: it is
+    measured again, at most three times, and then none takes less than one row. Raises Cancelled and BackendError.
     """
     limits = session.capabilities
     tokens = _make_tokens(limits.vocab_size, limits.context_size)
@@ -76,7 +76,7 @@ def measure_contexts(
 ) -> Profile:
     """`short` with the costs after longer contexts, which are filled without computing them.
 
-    Without those that do not fit in `seconds`, and those that the runtime cannot fill so; without any where forwards
+    Without those that do not fit in `seconds`, and those that the runtime cannot fill so; without any if forwards
     are so slow that `short` has not the rows which are compared. `attached` are drafts that share the target's cache,
     by the names that `short` has. Raises Cancelled, BackendError.
     """
@@ -194,8 +194,8 @@ def _time_rows(
 ) -> dict[int, float]:
     """Median seconds of forwards by their rows, at the end of what the session holds.
 
-    Rows come in the given order, five times each at most: the first `n_least` in any case, others if they are expected
-    to end within `seconds`. `refill` makes room where the context is full.
+    Rows come in the given order, at most five times each: the first `n_least` in any case, others if they are expected
+    to end within `seconds`. `refill` makes room when the context is full.
     """
     times: dict[int, list[float]] = {}
     until = perf_counter() + seconds
@@ -227,7 +227,7 @@ def _time_units(drafter: Drafter, tokens: Sequence[int], limit: Budget) -> list[
 
 
 def _time_chain(drafter: Drafter, tokens: Sequence[int], n: int) -> list[float]:
-    """Seconds of each token of a chain that the device computes without the host; none where there is no such chain."""
+    """Seconds of each token of a chain that the device computes without the host; none if there is no such chain."""
     started = perf_counter()
     chain = drafter.draft_async(tokens, Budget(n, n))
     if chain is None or not len(chain.tokens):  # reading the tokens waits for the device

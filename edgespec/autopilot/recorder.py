@@ -133,7 +133,7 @@ class RoundRecorder:
                 forward_s = max(forward_s - drafting_s, cost.model.seconds(rows) / 2)
             cost.model.observe(rows + step.n_peer_rows, cost.position, forward_s)
         # The usual time of such a round: in a busy moment plain decoding would have been slow too. Both times are those
-        # after the round, so that a plain round is one step also where it has changed what a step is known to take.
+        # after the round, so that a plain round is one step even if it has changed what a step is known to take.
         steps = (drafting_s + cost.seconds(rows)) / cost.seconds(1)
         self.count_passed()
         self.regret.add(len(step.tokens), steps)

@@ -15,7 +15,7 @@ _READ_ROUNDS = 64  # rounds over which the reading of the draft model is charged
 def choose_allowed_loss(seconds: Callable[[int], float]) -> float:
     """Plain steps that one text may lose: as many as the cheapest draft of usual size, from one to two.
 
-    `seconds` maps rows of a forward to its time. Less would forbid all drafts where more rows are expensive.
+    `seconds` maps rows of a forward to its time. Less would forbid all drafts if more rows are expensive.
     """
     cheapest_s = min(seconds(rows) for rows in _USUAL_ROWS)
     return min(max(_LEAST_ALLOWED, cheapest_s / seconds(1) - 1.0), _MOST_ALLOWED)

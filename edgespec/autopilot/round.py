@@ -25,16 +25,16 @@ _MAX_DRAFTED = 15  # tokens on a path of a drafter that takes time, and of a loo
 
 @dataclass(slots=True)
 class DrafterCall:
-    """A drafter that takes time, what it is asked for in a round, and its units of work.
+    """A drafter that takes time, its task in a round, and its units of work.
 
-    window    tokens of the text's end that it may read
+    window    number of last tokens that it may read
     n_read    tokens of the text that it has to read first
-    gain      tokens that are expected to be gained by asking it
-    is_trial  whether it is asked to be measured
+    gain      tokens that asking it is expected to gain
+    is_trial  whether it runs to be measured
     before    the size that was chosen without it
     size      the size that was chosen with it
-    tree      what it proposes in, with the lookups where the target takes trees
-    units     the tokens on a path that each of its units proposed
+    tree      the tree it adds to, with the lookups if the target takes trees
+    units     the path length that each of its units proposed
     """
 
     drafter: Drafter
@@ -149,7 +149,7 @@ class DraftRound:
 
     def _find_reach(self, drafter: Drafter) -> float:
         """The probability from which on a path is worth a row of the draft's forward and one of the target's, taken
-        that rows cost the draft as much more time as the target; 1 where only one path can be continued.
+        that rows cost the draft as much more time as the target; 1 if only one path can be continued.
         """
         if self._is_chain or not drafter.grows_trees:
             return 1.0

@@ -25,7 +25,7 @@ class SteeredController:
         seconds: Callable[[int], float] = lambda rows: 1.0,
     ) -> None:
         """`is_paused` must not depend on sampled tokens, so that the output keeps the target's distribution. `forced`
-        returns the tokens that have to follow a text, None where no grammar applies. `seconds` is the time of a forward
+        returns the tokens that have to follow a text, None if no grammar applies. `seconds` is the time of a forward
         by its rows.
         """
         self.decision = controller.decision

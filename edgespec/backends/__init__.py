@@ -42,7 +42,7 @@ class Model(Protocol):
 
     @property
     def no_tree_reason(self) -> str | None:
-        """Why its sessions do not take trees, as a clause; None where they do."""
+        """Why its sessions do not take trees, as a clause; None if they do."""
 
     @property
     def description(self) -> str:
@@ -50,7 +50,7 @@ class Model(Protocol):
 
     @property
     def no_batching_reason(self) -> str | None:
-        """Why answers of shared sessions are made one after the other, as a clause; None where forwards batch."""
+        """Why answers of shared sessions are made one after the other, as a clause; None if forwards batch."""
 
     @property
     def is_row_invariant(self) -> bool:
@@ -60,7 +60,7 @@ class Model(Protocol):
         """A session; at most `LoadOptions.caches` of them are `shared`. Raises BackendError."""
 
     def open_embedder(self, cells: int) -> LlamaEmbedder:
-        """An embedder for at most `cells` tokens. Raises InvalidRequest where the runtime has none, BackendError."""
+        """An embedder for at most `cells` tokens. Raises InvalidRequest if the runtime has none, BackendError."""
 
     @property
     def layer_count(self) -> int: ...

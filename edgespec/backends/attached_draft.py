@@ -23,7 +23,7 @@ _MAX_CONTEXT = 2**20
 class SelfDraftSpec:
     """How a model drafts for itself. Whether parts can be combined depends on the runtime.
 
-    kept    layers, ascending: a range for the first ones; () where a search finds them; None for all
+    kept    layers, ascending: a range for the first ones; () if a search finds them; None for all
     bits    of a weight; None for the target's own, 0 for half of them
     sparse  (sink, window): tokens of context seen at its start and its end; None for all
     """
@@ -42,7 +42,7 @@ class SelfDraftSpec:
         return "+".join(f"{name}:{text}" if text else name for name, text in named.items())
 
     def layers(self, count: int) -> tuple[int, ...]:
-        """The kept layers of a model with `count`. Raises InvalidRequest where it has no such layers."""
+        """The kept layers of a model with `count`. Raises InvalidRequest if it has no such layers."""
         if self.kept is None:
             return tuple(range(count))
         assert self.kept, "the search comes first"
@@ -97,7 +97,7 @@ class AttachedHead(ABC):
         """A session for a `target` of the same model that holds no tokens. Raises BackendError, Unsupported."""
 
     def shorten(self) -> None:  # noqa: B027 - most heads cannot
-        """Score frequent tokens alone where that suits a text. Called once at most; raises BackendError."""
+        """Score frequent tokens alone if that suits a text. Called at most once; raises BackendError."""
 
     @abstractmethod
     def close(self) -> None:

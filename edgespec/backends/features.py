@@ -25,7 +25,7 @@ class Features(Generic[A]):
         self.start = self.end = 0
 
     def append(self, rows: A, n: int) -> None:
-        """Keep `rows` [n, width] of the next `n` positions, which must stay valid."""
+        """Keep `rows` [n, width], which must stay valid, for `n` more positions."""
         if n:
             self._chunks.append((self.end, rows))
             self.end += n

@@ -25,7 +25,7 @@ class TappedSession(Session, Protocol):
     def tap(self, layers: Sequence[int]) -> Features[Any]:
         """Keep the hidden states of every token from now on, of `layers` as in formats.heads.HeadSpec.
 
-        Replaces an earlier tap. Raises ValueError for a session that holds tokens, Unsupported where the model or the
+        Replaces an earlier tap. Raises ValueError for a session that holds tokens, Unsupported if the model or the
         runtime has no such states.
         """
 
@@ -80,7 +80,7 @@ class HeadRunner(ABC):
         raise NotImplementedError
 
     def rollout(self, n: int) -> tuple[Draft, Scores]:
-        """A chain of `n` best tokens after the text, and the scores that they were chosen from, where `is_async`."""
+        """A chain of `n` best tokens after the text, and the scores that they were chosen from, if `is_async`."""
         raise NotImplementedError
 
     def block(self, n: int) -> list[Logits]:
@@ -130,7 +130,7 @@ class _HeadReader:
     def _start(self, text: Sequence[int], window: int) -> bool:
         """Read the rows of `text`, of a long unread part those of the last `window` tokens, and start a draft.
 
-        False where there are none, or no room. Raises BackendError, Cancelled.
+        False if there are none, or no room. Raises BackendError, Cancelled.
         """
         runner, first, last = self._runner, self._settle(text), len(text) - 1
         if not 0 < last < self._context_size:
@@ -178,7 +178,7 @@ class HeadSession(_HeadReader):
         return logits
 
     def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
-        """[V] after each new node below `parents`, which are nodes of earlier calls or -1; None where no more fit."""
+        """[V] after each new node below `parents`, which are nodes of earlier calls or -1; None if no more fit."""
         tree = self._tree.extend(tokens, parents)
         if len(tree) > min(MAX_TREE, self._context_size - self._base):
             return None
@@ -234,9 +234,9 @@ _MAX_BLOCK = 64  # positions; targets score no more rows in one forward
 
 
 def read_block(spec: HeadSpec, vocab_size: int) -> tuple[list[int], int]:
-    """(ids of the masks behind a block's root, number of the row that predicts the token after the root: 0 or 1).
+    """(mask ids after a block's root, index of the row that predicts the token after the root: 0 or 1).
 
-    Raises Unsupported where there is no mask, or too many positions.
+    Raises Unsupported if the mask or the block size is not usable.
     """
     mask = spec.mask_token
     if mask is None or mask >= vocab_size:

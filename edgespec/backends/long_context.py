@@ -11,7 +11,7 @@ def extend_cache(session: Session, n: int) -> int:
     """Make the cache hold `n` tokens by copies of what it holds; returns how many it holds then.
 
     Forwards then take the time that they take after a text of that length; their scores mean nothing. `rewind(0)` drops
-    the copies. The cache has to hold a token. Fewer than `n` are held where the context ends, and where the runtime
+    the copies. The cache has to hold a token. Fewer than `n` are held if the context ends before, or if the runtime
     cannot copy. Raises BackendError.
     """
     extend: Callable[[int], int] | None = getattr(session, "extend", None)

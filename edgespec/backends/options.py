@@ -15,9 +15,9 @@ from edgespec.errors import InvalidRequest
 from edgespec.machines.memory import RAM, split_places, split_shares
 from edgespec.machines.workers import check_addresses
 
-DEFAULT_CONTEXT = 8192  # tokens; less where the model was trained for less
+DEFAULT_CONTEXT = 8192  # tokens; less if the model was trained for less
 KvType = Literal["f16", "q8_0", "q4_0"]
-STATE_SNAPSHOTS = 8  # recurrent states that llama.cpp keeps, where the architecture can; bounds the draft length
+STATE_SNAPSHOTS = 8  # recurrent states that llama.cpp keeps, if the architecture can; bounds the draft length
 EXACT_WIDTHS = (1, 2, 4, 8)  # rows of a forward, all of which one kernel computes; it may take four at a time
 
 
@@ -25,12 +25,12 @@ EXACT_WIDTHS = (1, 2, 4, 8)  # rows of a forward, all of which one kernel comput
 class LoadOptions:
     """How a model is loaded and run: options of edgespec/options.py, with these differences and additions.
 
-    batch_threads    of forwards of more than one row; None: as `threads`, or fewer where that was faster
+    batch_threads    of forwards of more than one row; None: as `threads`, or fewer if that was faster
     mlock            keep the model in RAM; on MLX all memory of the GPU up to the size that the system recommends
     caches           conversations whose KV caches are kept, each of the whole context; also the limit of
                      parallel answers
     exact            the text does not depend on what is drafted, at some cost in speed: kernels whose results do not
-                     depend on the number of rows where there are some, else forwards of one width
+                     depend on the number of rows if there are some, else forwards of one width
     exact_width      rows of those forwards, 1, 2, 4 or 8; None: the cheapest by measurement. It changes the text
     mtp              load the MTP layers that the model's file has, for a head in it; llama.cpp refuses some files
                      without them
@@ -66,7 +66,7 @@ class LoadOptions:
 
     @property
     def on_host(self) -> bool:
-        """Whether no GPU is used. llama.cpp reads prompts on one that it sees, even where that has no layers."""
+        """Whether no GPU is used. llama.cpp reads prompts on one that it sees, even if that has no layers."""
         return self.gpu_layers == 0 and all(name == RAM for _, name in split_places(self.override_tensor))
 
     def context_for(self, trained: int | None) -> int:

@@ -31,7 +31,7 @@ def check_forward(session: Session, root: int, draft: Draft, *, is_on_device: bo
 
 
 def kept_tokens(pending: tuple[int, Draft] | None, path: Sequence[int]) -> list[int]:
-    """What a commit of `path` keeps of a forward. Raises RollbackError where there is none, ValueError for no path."""
+    """What a commit of `path` keeps of a forward. Raises RollbackError if there is none, ValueError for no path."""
     if pending is None:
         raise RollbackError("nothing was forwarded to commit.", hint="Report this as a bug.")
     root, draft = pending
@@ -41,7 +41,7 @@ def kept_tokens(pending: tuple[int, Draft] | None, path: Sequence[int]) -> list[
 
 
 def check_committed(pending: object, purpose: str = "the next") -> None:
-    """Raises RollbackError where a forward is pending."""
+    """Raises RollbackError if a forward is pending."""
     if pending is not None:
         raise RollbackError(f"a forward was not committed before {purpose}.", hint="Report this as a bug.")
 

@@ -16,7 +16,7 @@ _MIN_LONG = 192  # below it attention takes too little of a forward to be measur
 
 @dataclass(frozen=True, slots=True)
 class RuntimeSettings:
-    """Choices that differ from the runtime's own, None where they do not, and the measured speeds behind them.
+    """Choices that differ from the runtime's own, None if they do not, and the measured speeds behind them.
 
     threads, batch_threads  of forwards of one row, and of more
     without_flash           speed without flash attention over the speed with it, by tokens of context
@@ -45,7 +45,7 @@ class RuntimeSettings:
 
     @property
     def chosen(self) -> dict[str, bool | int | None]:
-        """The choices by the names of their options; None where the runtime decides."""
+        """The choices by the names of their options; None if the runtime decides."""
         return {name: getattr(self, name) for name in _CHOICES}
 
     def describe(self) -> list[str]:
@@ -78,7 +78,7 @@ class RuntimeSettings:
 
 
 def measured_lengths(options: LoadOptions, context_size: int) -> tuple[int, ...]:
-    """(long, short) tokens of context at which flash attention is measured; none where all contexts are short.
+    """(long, short) tokens of context at which flash attention is measured; none if all contexts are short.
 
     A forward's time grows linearly between them. Two contexts of that length take no more memory than the model's own
     cache, which is not allocated yet.

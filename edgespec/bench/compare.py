@@ -78,8 +78,8 @@ def compare_drafts(
 ) -> Iterator[Answers | Compared]:
     """Measure each of `drafts`, as --draft takes them, on greedy answers to `prompts` of the target of `config`.
 
-    Yields the Answers first. Raises UnknownModel, InvalidRequest for a draft that is mistyped, and DraftRefused where
-    all are refused, before the target answers; InvalidRequest where no prompt gets an answer, and whatever a load of
+    Yields the Answers first. Raises UnknownModel, InvalidRequest for a draft that is mistyped, and DraftRefused if
+    all are refused, before the target answers; InvalidRequest if no prompt gets an answer, and whatever a load of
     the target raises.
     """
     loader = Loader()

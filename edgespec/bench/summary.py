@@ -123,7 +123,7 @@ class Summary:
         }
 
     def findings(self) -> dict[str, str]:
-        """The autopilot's main results, as text; empty where nothing ran. Their names are keys of the JSON line."""
+        """The autopilot's main results, as text; empty if nothing ran. Their names are keys of the JSON line."""
         if not self.arms:
             return {}
         autopilot = next((g for g in self.arms if g.arm == AUTOPILOT), None)

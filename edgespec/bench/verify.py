@@ -40,7 +40,7 @@ class Outcome:
     """The answer to a case by one arm.
 
     is_same  whether its tokens are those of plain decoding
-    fork     where they differ; None where they do not, or where one answer is a part of the other
+    fork     where they differ; None if they do not, or if one answer is a part of the other
     calls    the tool calls that are whole
     leaked   the text of an answer in which the beginning of a call stayed text
     """

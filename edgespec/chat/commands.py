@@ -198,7 +198,7 @@ def parse_number(argument: str, limit: int, noun: str, nouns: str, hint: str) ->
 
 
 def _read(path: Path, max_bytes: int, hint: str) -> str:
-    """The text of a file. Raises InvalidRequest, with `hint` where it is larger than `max_bytes`."""
+    """The text of a file. Raises InvalidRequest, with `hint` if it is larger than `max_bytes`."""
     try:
         with path.open("rb") as file:
             data = file.read(max_bytes + 1)

@@ -49,12 +49,12 @@ def make_room(chat: Chat, messages: Sequence[Message], context_size: int, count:
 
 
 def can_go_on(chat: Chat, used: int, context_size: int) -> bool:
-    """Whether an answer can be continued where `used` of `context_size` tokens are in use."""
+    """Whether an answer can be continued when `used` of `context_size` tokens are in use."""
     return chat.rolling or used <= context_size - min(_MIN_ANSWER, context_size // 8)
 
 
 def describe_end(chat: Chat, used: int, context_size: int) -> str:
-    """What to say where `used` of `context_size` tokens are in use: how full the context is, and what to do."""
+    """What to say when `used` of `context_size` tokens are in use: how full the context is, and what to do."""
     used = min(used, context_size)  # the last token of an answer takes no place
     fill = f"The context is {used / context_size:.0%} full ({used:,} of {context_size:,} tokens)."
     if chat.rolling:

@@ -101,7 +101,7 @@ _FENCE = re.compile(r"([ \t>]*)(`{3,}|~{3,})(.*)")
 
 
 def _close_fence(text: str) -> str:
-    """`text` without trailing blank lines, and with a closing fence where it ends in a block of code."""
+    """`text` without trailing blank lines, and with a closing fence if it ends in a block of code."""
     is_open: tuple[str, str] | None = None  # what is before the marks that opened it, and these
     for line in text.splitlines():
         if fence := _FENCE.match(line):

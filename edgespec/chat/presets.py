@@ -48,7 +48,7 @@ def save_preset(name: str, settings: Mapping[str, Any]) -> None:
 
 
 def remove_preset(name: str) -> None:
-    """Raises InvalidRequest where there is none, CacheError."""
+    """Raises InvalidRequest if there is none, CacheError."""
     read_preset(name)
     try:
         _path(name).unlink(missing_ok=True)

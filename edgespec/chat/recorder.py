@@ -25,7 +25,7 @@ class Fork:
 
     parent    id of the turn before; None at the start
     branches  ids of the turns there, the oldest first
-    at        index of the one on the screen; -1 where the screen ends before them
+    at        index of the one on the screen; -1 if the screen ends before them
     """
 
     parent: int | None
@@ -75,7 +75,7 @@ class ConversationRecorder:
 
     @property
     def memory(self) -> MemoryUse | None:
-        """How the memory keeps this conversation; None where it is not saved."""
+        """How the memory keeps this conversation; None if it is not saved."""
         if self.conversation is None or self.store.is_in_memory:
             return None
         return MemoryUse(source=name_source(self.conversation.id))
@@ -107,7 +107,7 @@ class ConversationRecorder:
         self._set_turns([*self.turns, turn])
 
     def begin_answer(self, settings: Mapping[str, Any]) -> None:
-        """Add an empty answer to the last question, as another branch where it already has one."""
+        """Add an empty answer to the last question, as another branch if it already has one."""
         if self._require_conversation().model != self.model:
             self.conversation = self._write(lambda: self.store.set_model(self._require_conversation(), self.model))
         turn = self._write(
@@ -117,7 +117,7 @@ class ConversationRecorder:
         self._set_turns([*self.turns, turn])
 
     def require_cut_answer(self) -> Turn:
-        """The last answer. Raises InvalidRequest where there is none, or where it is whole."""
+        """The last answer. Raises InvalidRequest if there is none, or if it is whole."""
         turn = self.turns[-1] if self.turns else None
         if turn is None or turn.role == "user":
             raise InvalidRequest("there is no answer to continue.", hint="/retry answers the last question.")
@@ -299,7 +299,7 @@ def _drop_empty_answer(path: list[Turn]) -> list[Turn]:
 
 
 def open_store() -> Store:
-    """Open the user's store; where that fails, one in memory whose `notice` gives the reason."""
+    """Open the user's store; if that fails, one in memory whose `notice` gives the reason."""
     try:
         return Store.open(wait_s=1.0)
     except CacheError as error:

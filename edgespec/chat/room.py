@@ -23,7 +23,7 @@ class Room(Protocol):
         """Raises NotReady while the model is loaded or answers."""
 
     def require_model(self) -> ModelInfo:
-        """The open model. Raises NotReady where there is none; lines on a terminal open it again."""
+        """The open model. Raises NotReady if there is none; lines on a terminal open it again."""
 
     async def tell(self, *parts: str) -> None:
         """Show what the command has found or done."""
@@ -31,7 +31,7 @@ class Room(Protocol):
     async def show_help(self) -> None: ...
 
     async def show_stats(self) -> None:
-        """Show the statistics of the last answer. Raises InvalidRequest where there is none."""
+        """Show the statistics of the last answer. Raises InvalidRequest if there is none."""
 
     async def show_turns(self) -> None:
         """The messages are others than before."""
@@ -43,10 +43,10 @@ class Room(Protocol):
         """Question `number` and what followed are removed, or what followed it alone."""
 
     async def answer_question(self) -> None:
-        """Answer the last question. Raises ContextOverflow, InvalidRequest where no model is open."""
+        """Answer the last question. Raises ContextOverflow, InvalidRequest if no model is open."""
 
     async def continue_answer(self) -> None:
-        """Go on with the last answer. Raises InvalidRequest where it is whole, ContextOverflow."""
+        """Go on with the last answer. Raises InvalidRequest if it is whole, ContextOverflow."""
 
     def put_back(self, text: str) -> None:
         """Let the user change a message and send it again."""

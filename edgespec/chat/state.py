@@ -29,7 +29,7 @@ class Chat:
     """The messages, and the settings of the next answer.
 
     max_tokens        None: what the model's authors recommend, else to the end of the context
-    rolling           leave out the oldest turns where the context is full
+    rolling           leave out the oldest turns when the context is full
     default_sampling  what NONE returns to
     left_out          messages at the beginning that are left out of requests
     """

@@ -126,7 +126,7 @@ def _name_version(version: int) -> str:
 
 
 def _find_pair(model: str | None, method: str | None) -> AdaptedPair:
-    """The versions for a target, which may be left out where there is one. Raises UnknownModel, InvalidRequest."""
+    """The versions for a target, which may be left out if there is only one. Raises UnknownModel, InvalidRequest."""
     pairs = {pair: _read_card(pair) for pair in open_drafts().pairs()}
     known = {pair: card for pair, card in pairs.items() if card and method in (None, card.method)}
     found = [pair for pair, card in known.items() if model in (None, card.target)]
@@ -146,12 +146,12 @@ def _find_pair(model: str | None, method: str | None) -> AdaptedPair:
 
 
 def _read_card(pair: AdaptedPair) -> Card | None:
-    """The card of the newest version; None where all cards are damaged."""
+    """The card of the newest version; None if all cards are damaged."""
     return next((card for card in reversed(list(pair.versions().values())) if card is not None), None)
 
 
 def _name_target(pair: AdaptedPair) -> str | None:
-    """The name of the target; None where all cards are damaged."""
+    """The name of the target; None if all cards are damaged."""
     card = _read_card(pair)
     return None if card is None else card.target
 
@@ -251,7 +251,7 @@ def _with_leave(parent: int | None, drafts: AdaptedDrafts) -> Check:
 
 
 def _ask_consent(drafts: AdaptedDrafts, yes: bool) -> None:
-    """Ask once whether texts may be trained on. Raises InvalidRequest where nobody can answer, and for a no."""
+    """Ask once whether texts may be trained on. Raises InvalidRequest if nobody can answer, and for a no."""
     from edgespec.models.versions import allow_training, may_train
 
     if may_train(drafts.folder):

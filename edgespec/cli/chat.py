@@ -128,7 +128,7 @@ def _start_engine(request: LoadConfig, *, verbose: bool) -> EngineClient:
 
 
 def _choose_model(store: Store, id: int | None, request: LoadConfig) -> LoadConfig:
-    """`request` for the model of a stored conversation, or of a new one where none is continued.
+    """`request` for the model of a stored conversation, or of a new one if none is continued.
 
     What the user gave stays. Raises InvalidRequest.
     """

@@ -42,7 +42,7 @@ def complete_conversation(_ctx: click.Context, _param: click.Parameter, incomple
 
 
 def complete_source(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Offer the ids of conversations; where none matches, files."""
+    """Offer the ids of conversations; if none matches, files."""
     return complete_conversation(ctx, param, incomplete) or [CompletionItem(incomplete, type="file")]
 
 

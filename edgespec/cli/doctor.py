@@ -194,7 +194,7 @@ def _check_runtime(name: str) -> dict[str, Any]:
 
 
 def describe_huge_pages() -> dict[str, Any] | None:
-    """How the kernel gives huge pages; None where it has none."""
+    """How the kernel gives huge pages; None if it has none."""
     from edgespec.machines.memory import HUGE_PAGES, is_set_by_user, read_mode
 
     mode = read_mode(HUGE_PAGES)
@@ -212,7 +212,7 @@ def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str,
 
 
 def _describe_memory() -> dict[str, Any]:
-    """The path of the user's memory, its state in words, and how many tokens and bytes it has where there is one."""
+    """The path of the user's memory, its state in words, and how many tokens and bytes it has if there is one."""
     from edgespec.errors import CacheError
     from edgespec.folders import memory_folder
     from edgespec.memory.administration import TextStore
@@ -254,7 +254,7 @@ def _find_existing(folder: Path) -> Path:
 
 
 def _can_write(folder: Path) -> bool:
-    """Whether files can be written into the folder, which is made where it is missing."""
+    """Whether files can be written into the folder, which is made if it is missing."""
     there = _find_existing(folder)
     return there.is_dir() and os.access(there, os.W_OK) and shutil.disk_usage(there).free > _FREE_BYTES
 
@@ -312,7 +312,7 @@ def _find_problems(report: dict[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def find_gpu_problems() -> Iterator[dict[str, str]]:
-    """Why llama.cpp finds no GPU, where it was built for one, or this machine has the tools of one."""
+    """Why llama.cpp finds no GPU, if it was built for one, or this machine has the tools of one."""
     from edgespec.autopilot.store import list_builds
     from edgespec.backends.llamacpp.library import rebuild_command
 

@@ -69,7 +69,7 @@ def export_command(
 
 
 def _choose_backend(name: str, engine: Engine) -> BackendName | None:
-    """Choose the runtime whose files the engine loads. Raises InvalidRequest where --backend names another one."""
+    """Choose the runtime whose files the engine loads. Raises InvalidRequest if --backend names another one."""
     chosen = parse_backend(name)
     if engine.backend is None or chosen in (None, engine.backend):
         return engine.backend or chosen

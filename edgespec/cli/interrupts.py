@@ -29,7 +29,7 @@ class Presses:
         self._known = 0
 
     def pass_on(self) -> None:
-        """The parent has got a SIGINT."""
+        """Repeat the parent's SIGINT."""
         self._passed_on += 1
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -44,7 +44,7 @@ PRESSES = Presses()
 
 
 def finish(stream: Stream[Any]) -> None:
-    """Let `stream` end, as `interruptible` does. Raises Cancelled also where SIGINT came too late to end it early."""
+    """Let `stream` end, as `interruptible` does. Raises Cancelled even if SIGINT came too late to end it early."""
     events = interruptible(stream)
     while True:
         try:

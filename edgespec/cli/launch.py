@@ -23,7 +23,7 @@ class _Client(NamedTuple):
     place          where its settings go
     settings       a template of Jinja. `any_key` is for a program that does not start without one
     tried          the version that the settings were tried with
-    prompt_tokens  about the length of its first prompt, where it is known to be long
+    prompt_tokens  about the length of its first prompt, if it is known to be long
     """
 
     place: str
@@ -170,7 +170,7 @@ def launch_command(client: str, model: str | None, url: str, api_key: str | None
 
 
 def _warn_of_context(client: str, about: _Client, model: dict[str, Any], context: int) -> Iterator[str]:
-    """Say where the first prompt of a program and an answer do not fit in the context, and what would help."""
+    """Say if the first prompt of a program and an answer do not fit in the context, and what would help."""
     needed = about.prompt_tokens + _LEAST_ANSWER if about.prompt_tokens else 0
     if needed <= context:
         return

@@ -202,7 +202,7 @@ def _run(argv: Sequence[str] | None) -> int:
         click.echo("interrupted", err=True)
         return INTERRUPTED
     except SystemExit as end:
-        if end.code == 1:  # click's end where the reader of the output has left
+        if end.code == 1:  # click's end when the reader of the output has left
             return OUTPUT_LOST
         raise
     except OSError as error:

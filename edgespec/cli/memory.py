@@ -92,7 +92,7 @@ def add_command(paths: tuple[Path, ...], model: str | None, dry_run: bool) -> No
 
 @contextmanager
 def open_store() -> Iterator[TextStore]:
-    """The user's memory, which is created where it is missing."""
+    """The user's memory, which is created if it is missing."""
     from edgespec.folders import memory_folder
     from edgespec.memory.administration import TextStore
 
@@ -158,7 +158,7 @@ def _format_skipped(skipped: Counter[str]) -> str:
 @memory_command.command("status")
 @json_option
 def status_command(as_json: bool) -> None:
-    """Show how many tokens are kept, of what, in how many bytes."""
+    """Show the tokens kept for each model, and the bytes used."""
     from edgespec.folders import memory_folder
     from edgespec.memory.administration import DEFAULT_LIMIT_BYTES
     from edgespec.memory.prefix_files import LIMIT_BYTES, measure_prefixes

@@ -278,7 +278,7 @@ def _show(piece: Piece) -> None:
 
 
 def _edit_line(prompt: str, text: str) -> str:
-    """Read a line that begins as `text`, where the terminal can edit lines."""
+    """Read a line that begins as `text`, if the terminal can edit lines."""
     try:
         import readline
     except ImportError:

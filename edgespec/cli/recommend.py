@@ -44,7 +44,7 @@ def recommend_command(
     token), the largest first; slower ones, the fastest first; those whose speed is not known; those that do not fit.
 
     Speeds are extrapolated from a measurement of this machine with weights of each type; DRAFTED is the range with
-    the draft model, at low and high acceptance, and is empty where the text decides what drafts gain. QUALITY follows
+    the draft model, at low and high acceptance, and is empty if the text decides what drafts gain. QUALITY follows
     from the number of parameters alone: toy, simple (from 1 billion), fair (3), good (7), strong (20), best (60).
     """
     from edgespec.backends import prefers_mlx

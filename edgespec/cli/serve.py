@@ -294,7 +294,7 @@ def _run(app: Callable[..., Any], listening: _Listening, announce: Callable[[], 
 def read_models(models: tuple[str, ...], options: dict[str, Any]) -> dict[str, LocalModel | RemoteModel]:
     """The models, by the names that clients use: those of the file and those named.
 
-    Raises what the first request for a model would, where that is known now: a name or a file that is not there.
+    Raises what the first request for a model would, if that is known now: a name or a file that is not there.
     """
     from edgespec.models.target import check_target
     from edgespec.server.models import LocalModel

@@ -177,7 +177,7 @@ def find_base(url: str) -> str:
 
 
 def _read_answer(content: bytes) -> tuple[dict[str, Any], str]:
-    """(the JSON object that a server has sent, empty where it is none; what it says of an error)"""
+    """(the JSON object that a server has sent, empty if it is none; what it says of an error)"""
     try:
         answer = json.loads(content)
     except (ValueError, RecursionError):

@@ -93,7 +93,7 @@ def format_systemd(command: Sequence[str], environment: dict[str, str], folder: 
 
 
 def _quote(word: str) -> str:
-    """A word as systemd reads it, in quotes where it is not plain. See "Quoting" in systemd.service(5)."""
+    """A word as systemd reads it, in quotes if it is not plain. See "Quoting" in systemd.service(5)."""
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
     return escaped if re.fullmatch(r"[\w@%+=:,./-]+", word) else f'"{escaped}"'
 

@@ -1,6 +1,6 @@
 """The command's entry point: what opens models in its own process runs in a child, whose death is told in a sentence.
 
-Runtimes end their process where an assertion fails, and damaged files can make them crash. Until the child has ended
+Runtimes end their process if an assertion fails, and damaged files can make them crash. Until the child has ended
 this module imports next to nothing, since a command waits for it.
 """
 
@@ -101,7 +101,7 @@ def _has_terminal() -> bool:
 
 
 def _open_output() -> int | None:
-    """A file without a name; None where there is no place for it."""
+    """A file without a name; None if there is no place for it."""
     for folder in (os.environ.get("TMPDIR", "/tmp"), "/tmp"):
         path = os.path.join(folder, f"edgespec-{os.getpid()}-{time_ns()}")
         try:
@@ -136,8 +136,8 @@ def _tell(code: int, output: int) -> int:
 def run_supervised(output: int, alive: int, is_deaf: bool) -> None:
     """Run the command of sys.argv in a child: what is written to descriptor 2 by others than Python goes to `output`.
 
-    `alive` is a pipe that ends with the parent, and has a byte for each SIGINT that the parent gets. `is_deaf` tells
-    that SIGINT is ignored where nothing can be cancelled.
+    `alive` is a pipe that ends with the parent, and has a byte for each SIGINT that the parent gets. `is_deaf` says
+    that SIGINT is ignored if nothing can be cancelled.
     """
     import faulthandler
     import threading

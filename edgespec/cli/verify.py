@@ -153,7 +153,7 @@ def _take(cases: Sequence[Case], limit: int) -> list[Case]:
 
 
 def _summarize(outcomes: list[Outcome], arms: list[str]) -> tuple[dict[str, Row], list[str]]:
-    """The rows by arm and by kind, and what is printed of them."""
+    """The rows by arm and by kind, and the lines to print."""
     from edgespec.bench.verify import sum_up
 
     plain = [each for each in outcomes if each.arm == arms[0]]

@@ -64,7 +64,7 @@ def worker_command(
     require_rpc()
     devices = _choose_devices(device)
     cache = _open_cache() if has_cache else None
-    listen_tcp(address, port).close()  # where that is not possible, ggml would end the process
+    listen_tcp(address, port).close()  # if that is not possible, ggml would end the process
     threads = threads or idle_cores()
     click.echo("\n".join(_describe(host, address, port, devices, threads, cache)))
     if trust_network:
@@ -136,7 +136,7 @@ def _describe(
 
 
 def _run(address: str, port: int, devices: tuple[Device, ...], threads: int, cache: WeightsCache | None) -> int:
-    """Run ggml's server on a thread until a signal. Raises BackendError where it could not begin.
+    """Run ggml's server on a thread until a signal. Raises BackendError if it could not begin.
 
     That thread never returns, so the process ends here.
     """

@@ -22,13 +22,13 @@ class EngineClient(ABC):
     """Every method returns at once. Jobs run in order, up to `max_concurrency` answers at the same time; beside them go
     `speculate`, `draft_stats`, `devices`, `slots` and `count`.
 
-    A stream of work that needs an open model raises InvalidRequest where there is none.
+    A stream of work that needs an open model raises InvalidRequest if there is none.
     """
 
     @property
     @abstractmethod
     def model_info(self) -> ModelInfo | None:
-        """The open model; None where there is none."""
+        """The open model; None if there is none."""
 
     @property
     @abstractmethod
@@ -48,7 +48,7 @@ class EngineClient(ABC):
         return None
 
     def open(self, config: LoadConfig, reporter: Reporter, settings_s: float | None = None) -> Stream[ModelInfo]:
-        """Open a model in place of the present one, which stays open where that fails. `settings_s`: see Loader."""
+        """Open a model instead of the present one, which stays open if that fails. `settings_s`: see Loader."""
         return self.call("open", config, settings_s, reporter=reporter)
 
     def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
@@ -88,14 +88,14 @@ class EngineClient(ABC):
 
 
 def require_model(client: EngineClient) -> ModelInfo:
-    """Return the open model. Raises InvalidRequest where there is none."""
+    """Return the open model. Raises InvalidRequest if there is none."""
     if (model_info := client.model_info) is None:
         raise no_model()
     return model_info
 
 
 def no_model() -> InvalidRequest:
-    """The error of work that needs an open model where there is none."""
+    """The error of work that needs an open model when there is none."""
     return NotReady("no model is open.", hint="/model chooses one.")
 
 

@@ -86,7 +86,7 @@ class LocalEngine(EngineClient):
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the worker last gave a sign of life; 0 where it need not. See Worker.
+        """Seconds since the worker last gave a sign of life; 0 if it need give none. See Worker.
 
         A forward on other machines gives none and may take minutes. The system ends connections to machines that are
         gone.
@@ -171,7 +171,7 @@ class LocalEngine(EngineClient):
         return self._worker.submit(work, shares=shares)
 
     def require_loaded(self) -> LoadedModel:
-        """The open model, to be used by `submit`ted work. Raises InvalidRequest where there is none."""
+        """The open model, to be used by `submit`ted work. Raises InvalidRequest if there is none."""
         if (loaded := self.loaded) is None:
             raise no_model()
         return loaded
@@ -186,7 +186,7 @@ class LocalEngine(EngineClient):
         return self._reader.submit(work)
 
     def _follow_versions(self) -> None:
-        """Have the versions of adapted drafts loaded that are in use now. Where that fails, the present ones stay."""
+        """Have the versions of adapted drafts loaded that are in use now. If that fails, the present ones stay."""
         if (loaded := self.loaded) is None or monotonic() < self._look_s:
             return
         self._look_s = monotonic() + _LOOK_S

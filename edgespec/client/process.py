@@ -1,6 +1,6 @@
 """The engine in a process of its own, so that a screen or a server takes no time from decoding and survives its end.
 
-Python runs one thread of a process at a time. And where a runtime ends its process, as llama.cpp does when an
+Python runs one thread of a process at a time. And if a runtime ends its process, as llama.cpp does when an
 assertion fails, this process goes on.
 """
 
@@ -53,7 +53,7 @@ class EngineProcess(EngineClient):
     ) -> None:
         """`restart_hint` is the next thing to do for a user whose engine has died.
 
-        `on_death` is called on a thread of this object where the process has ended and nobody closed it.
+        `on_death` is called on a thread of this object if the process has ended and nobody closed it.
         """
         self._restart_hint = restart_hint
         self._max_silence_s = max_silence_s

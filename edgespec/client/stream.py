@@ -107,7 +107,7 @@ class Stream(Generic[T]):
         return event
 
     async def wait(self) -> T:
-        """The only event, on an event loop. A task that is cancelled here cancels the stream."""
+        """Await and return the only event. Cancelling the task cancels the stream too."""
         try:
             (event,) = [event async for event in self]
         finally:

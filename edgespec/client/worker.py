@@ -54,7 +54,7 @@ class _Job(Generic[T]):
 
 
 class Worker:
-    """The thread that owns the models. Jobs run on it, several at a time where they share it, and take turns.
+    """The thread that owns the models. Jobs run on it, several at a time if they share it, and take turns.
 
     It starts at once.
     """
@@ -87,7 +87,7 @@ class Worker:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since a job that shares the thread polled its check or ended a turn; 0 where no such job runs.
+        """Seconds since a job that shares the thread polled its check or ended a turn; 0 if no such job runs.
 
         Other jobs load models, which may take any time.
         """

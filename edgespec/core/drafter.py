@@ -53,11 +53,11 @@ class Drafter(Protocol):
     name         key of everything that is learned of it
     is_free      whether its units take no measurable time; it is then asked wherever it may pay
     confidence   what its confidences mean
-    block_size   the most tokens on a path that one unit of work proposes; 1 where each takes a unit of its own
+    block_size   the most tokens on a path that one unit of work proposes; 1 if each takes a unit of its own
     is_drawn     whether its tokens are drawn from q in this generation, as a chain for the rejection rules
     is_async     whether `draft_async` makes chains in this generation
-    grows_trees  whether its units continue siblings too where the budget asks for a tree
-    pads_batch   whether it drafts beside others only where further rows of a forward take little time
+    grows_trees  whether its units continue siblings too if the budget asks for a tree
+    pads_batch   whether it drafts beside others only if further rows of a forward take little time
     """
 
     name: str
@@ -91,7 +91,7 @@ class Drafter(Protocol):
     def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
         """A chain of `limit.depth` best tokens that the device may still compute, as a Draft of the target's backend.
 
-        The host waits for nothing. None where the drafter cannot, or not now; then `expand` is the way.
+        The host waits for nothing. None if the drafter cannot, or not now; then `expand` is the way.
         """
         return None
 
@@ -129,7 +129,7 @@ class DraftSession(Protocol):
         """The text that was read, and the provisional tokens after it."""
 
     def begin(self, text: Sequence[int]) -> None:
-        """A generation starts from `text`; keeps what is cached of it."""
+        """Start a generation from `text`; keeps the cached part of it."""
 
     def pending_tokens(self, text: Sequence[int]) -> int:
         """Tokens of `text` that are not in the cache. Drops the drafted tokens that are not in `text`."""
@@ -137,7 +137,7 @@ class DraftSession(Protocol):
     def read(self, text: Sequence[int], window: int) -> Logits | None:
         """[V] after `text`. If more than `window` tokens are unread, only the last ones are read.
 
-        Drops drafted tokens as `pending_tokens` does. None where a token is not in the draft's vocabulary. Raises
+        Drops drafted tokens as `pending_tokens` does. None if a token is not in the draft's vocabulary. Raises
         Cancelled, BackendError.
         """
 
@@ -148,7 +148,7 @@ class DraftSession(Protocol):
         """A row [V] after each of `tokens`, which are added to the tree of provisional tokens.
 
         `parents` are those that `step` and `branch` have added since `read`, numbered in that order; -1 is the text.
-        None where the tree has no room.
+        None if the tree has no room.
         """
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
@@ -169,7 +169,7 @@ class BlockSession(Protocol):
         """The most positions of one block."""
 
     def begin(self, text: Sequence[int]) -> None:
-        """A generation starts from `text`; keeps what is cached of it."""
+        """Start a generation from `text`; keeps the cached part of it."""
 
     def pending_tokens(self, text: Sequence[int]) -> int:
         """Tokens of `text` that are not in the cache. Drops the drafted tokens that are not in `text`."""

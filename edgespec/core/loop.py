@@ -31,7 +31,7 @@ TokenSink = Callable[[int, str], bool]
 """Takes an emitted token and the drafter that proposed it ('' for the target's own); returns whether the text ends."""
 
 RowCost = Callable[[int], float | None]
-"""Callable(n_drafted): plain steps that take as long as a forward with a draft; None where that is unknown."""
+"""Callable(n_drafted): plain steps that take as long as a forward with a draft; None if that is unknown."""
 
 
 def speculate(

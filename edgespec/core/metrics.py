@@ -22,7 +22,7 @@ class Metrics:
     alpha_by_depth     accepted / tested at draft depth 1, 2, ...; depths after a rejection are not tested
     tokens_per_second  1 / tpot_s
     speedup        tokens_per_second over that of plain decoding with the same peers, see SpeedupEstimate; None
-                       where that is unknown, where nothing was drafted, and for fewer than 32 tokens
+                       if that is unknown, if nothing was drafted, and for fewer than 32 tokens
     cached_tokens      prompt tokens that were cached before
     reasoning_tokens   emitted tokens of the reasoning phase
     ttft_s             request to first token
@@ -214,7 +214,7 @@ class Meter:
 
     @property
     def speedup(self) -> float | None:
-        """The speed over that of plain decoding, see SpeedupEstimate; None while it is unknown, where nothing was
+        """The speed over that of plain decoding, see SpeedupEstimate; None while it is unknown, if nothing was
         drafted, and for fewer than 32 tokens.
         """
         return self._speedup.speedup if self.drafted_tokens and self.emitted_tokens >= _MIN_COMPARED else None

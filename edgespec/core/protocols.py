@@ -25,7 +25,7 @@ class Draft:
     parents  [n] int32; parents[i] < i, and -1 is the root, so nodes are in topological order
     q        [n, V] the distribution that each token was sampled from, given that its earlier siblings were rejected;
              None for deterministic tokens (n-gram, greedy, top-k), whose siblings are distinct
-    drafters [n] the drafters that proposed each token, joined by '+'; empty where all are the round's
+    drafters [n] the drafters that proposed each token, joined by '+'; empty if all are the round's
     """
 
     tokens: Ints
@@ -79,7 +79,7 @@ class Round:
     draft     what the target has scored
     path      the accepted nodes of the draft, cut where the text ends
     n_tested  depths at which a drafted token was compared: the accepted ones, plus 1 after a rejection
-    scores    the target's: row 0 is the root, row i + 1 is draft node i; valid during the call only. None where plain
+    scores    the target's: row 0 is the root, row i + 1 is draft node i; valid during the call only. None if plain
               steps are so short that learning from scores would not pay, and for several rounds together
     """
 
@@ -202,7 +202,7 @@ class Storable(Protocol):
         """Whether a cache that was restored can go back to any of its tokens; else to its end alone."""
 
     def save_state(self, limit: int) -> memoryview | None:
-        """The cache with its `position` tokens; None where it cannot be kept, or has more than `limit` bytes.
+        """The cache with its `position` tokens; None if it cannot be kept, or has more than `limit` bytes.
 
         Raises BackendError.
         """
@@ -286,7 +286,7 @@ class Step:
     n_peer_rows  rows of other generations in the same forward; None if a peer's step reports that forward, or if the
                  seconds include something else, such as a prompt
     plain_steps  steps of plain decoding, with the same peers, that take as long as a forward of this many rows; None
-                 where that is unknown
+                 if that is unknown
     """
 
     index: int

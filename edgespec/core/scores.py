@@ -45,7 +45,7 @@ class Scores(Protocol):
         """[V] raw logits of one row; a view that the caller must not write to."""
 
     def host_logits(self, row: int) -> Logits | None:
-        """`logits(row)` where they are in host memory already, so that nothing is waited for or copied; else None."""
+        """`logits(row)` if they are in host memory already, so that nothing is waited for or copied; else None."""
 
 
 class HostScores:

@@ -45,7 +45,7 @@ def highest(z: Logits) -> np.float32:
 
 
 def top_k(z: Logits, k: int) -> Indices:
-    """The ids of the k largest values, ascending; fewer than k where the others are -inf."""
+    """The ids of the k largest values, ascending; fewer than k if the others are -inf."""
     width = len(z) // _ROWS
     if k <= width:  # the k largest column maxima are k values of z, so the k largest values reach the least of them
         columns = z[: _ROWS * width].reshape(_ROWS, width).max(axis=0)
@@ -123,7 +123,7 @@ def _start(order: Indices, weights: Probs, mass: float) -> Indices:
 
 
 def _find_nucleus(weights: Probs, total: float, mass: float) -> tuple[Indices, Probs]:
-    """The ids, ascending, and weights of all above some border, which have `mass` of `total` or more together."""
+    """(ascending ids, weights) of all above some border; these weights sum to at least `mass` of `total`."""
     spare = max(total - mass - _SLACK * total, 0.0)
     # Fewer than n weights, each below an n-th of what may be left out, are less than that together.
     is_likely = weights >= np.float32(spare / len(weights))
@@ -145,7 +145,7 @@ def _find(mask: npt.NDArray[np.bool_]) -> Indices:
     """The indices where `mask` is true, as np.flatnonzero.
 
     NumPy has a loop for masks with few hits, which takes 15 ns for each, and one of half a nanosecond for each entry,
-    which it uses from one hit in ten. Appended hits choose the second loop where that one is faster.
+    which it uses from one hit in ten. Appended hits choose the second loop if that one is faster.
     """
     n, count = len(mask), np.count_nonzero(mask)
     if n // _MANY < count <= n // 10:

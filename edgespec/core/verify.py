@@ -64,7 +64,7 @@ class SampleMatching:
                 return Verdict(tuple(path), y)
 
     def _sample_rows(self, draft: Draft, scores: Scores, position: int) -> list[int] | None:
-        """[rows] tokens sampled by the backend, -1 where it cannot decide; None if it does not sample."""
+        """[rows] tokens sampled by the backend, -1 if it cannot decide; None if it does not sample."""
         params = self._sampler.row_params
         if params is None:
             return None
@@ -81,7 +81,7 @@ class TokenRejection(SampleMatching):
     """Speculative sampling for sampled drafts: chains (Leviathan et al. 2023; Chen et al. 2023) and trees (recursive
     rejection: Miao et al. 2024, SpecInfer).
 
-    The q of a sibling sampled without replacement is conditional on the earlier siblings. Where p and q differ much,
+    The q of a sibling sampled without replacement is conditional on the earlier siblings. If p and q differ much,
     one of these is accepted more often than one of as many independent tokens by k-SEQ (Sun et al. 2023, SpecTr),
     elsewhere about as often. A draft without q is verified by SampleMatching.
     """

@@ -123,7 +123,7 @@ def count_common(tokens: Sequence[int], end: int, suffix: Sequence[int], known: 
 
 
 def continue_from(tokens: list[int], end: int, n: int, more: Sequence[int] = ()) -> list[int]:
-    """[n] tokens from position `end` of `tokens` and `more`; wraps around where a match overlaps their end."""
+    """[n] tokens from position `end` of `tokens` and `more`; wraps around if a match overlaps their end."""
     path = tokens[end : end + n]
     if len(path) < n:
         path += more
@@ -143,7 +143,7 @@ class Quotes:
         self._latest: dict[tuple[int, ...], int] = {}  # n-gram -> position right after its latest occurrence
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Index `tokens`, only what is new where they begin with those of the last call."""
+        """Index `tokens`, only what is new if they begin with those of the last call."""
         known = len(self._tokens)
         if known > len(tokens) or list(tokens[:known]) != self._tokens:
             self._tokens, self._latest, known = [], {}, 0
@@ -164,7 +164,7 @@ class NgramDrafter(Drafter):
     """Deterministic drafts from the prompt and the output; needs no model.
 
     It proposes what followed the longest match of the text's end, in the text or in quotes of it; with a budget for a
-    tree what followed the other matches in the text too, longest and latest first. Where others have drafted already,
+    tree what followed the other matches in the text too, longest and latest first. If others have drafted already,
     it continues their paths.
     """
 

@@ -18,7 +18,7 @@ from edgespec.core.scores import Scores
 WIDTH = 8  # successors kept of a token
 _MAX_GAP = 4.0  # nats below the best token; less probable tokens are no successors
 _LEAST_PATH = 0.03  # probability of a path that is proposed
-_FOLLOWED = 0.5  # share of a successor that was emitted, where its row was not read
+_FOLLOWED = 0.5  # share of a successor that was emitted, if its row was not read
 _MAX_ROWS = 16  # that are learned from in a round
 _ROW = np.dtype([("token", "<i4"), ("successors", "<i4", WIDTH), ("shares", "<f2", WIDTH)])
 
@@ -27,7 +27,7 @@ class SuccessorTable:
     """The successors of each token by its last row, the most probable first, with their shares of the probability.
 
     tokens  [V, WIDTH] int32
-    shares  [V, WIDTH] float16; 0 where there are fewer successors
+    shares  [V, WIDTH] float16; 0 if there are fewer successors
     """
 
     def __init__(self, vocab_size: int) -> None:
@@ -68,7 +68,7 @@ class SuccessorTable:
 
     @staticmethod
     def load(vocab_size: int, saved: bytes | None) -> SuccessorTable:
-        """An empty table where `saved` is None, or cannot be the dump of one of `vocab_size` tokens."""
+        """An empty table if `saved` is None, or cannot be the dump of one of `vocab_size` tokens."""
         table = SuccessorTable(vocab_size)
         if saved is None or saved[:4] != np.int32(vocab_size).tobytes() or len(saved[4:]) % _ROW.itemsize:
             return table

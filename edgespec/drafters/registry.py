@@ -38,7 +38,7 @@ RESERVED = {"auto", "autopilot", "none", "plain", "structure"}  # they mean some
 class SlotMemory:
     """What the present generation of a slot may draft from beside its text; the engine sets it before each `begin`.
 
-    space   the earlier texts; None where it may use none
+    space   the earlier texts; None if it may use none
     epoch   of `space` when the generation began
     quotes  returns the tokens of what tools have said, as a call of a tool would quote it
     """
@@ -55,7 +55,7 @@ class SlotResources:
     target      the session that it drafts for, which it must not change
     vocab_size  the target's; a proposal outside it is refused
     session     a session of the draft that was loaded for this drafter; the drafter closes it. None if it needs none
-    mask_token  the id that stands for an unknown token in a PARD model; None where the model names none
+    mask_token  the id that stands for an unknown token in a PARD model; None if the model names none
     head        a session of the trained head that was loaded for this drafter, likewise
     memory      the memory of earlier texts, whose `space` may change from generation to generation
     """
@@ -68,7 +68,7 @@ class SlotResources:
     memory: SlotMemory = field(default_factory=SlotMemory)
 
     def require_session(self) -> Session:
-        """Raises ValueError where no draft was loaded."""
+        """Raises ValueError if no draft was loaded."""
         if self.session is None:
             raise ValueError("no draft was loaded for this drafter")
         return self.session
@@ -85,7 +85,7 @@ class DrafterSpec:
              'memory' of earlier texts
     draws    whether it can draw its tokens at random, for the rejection rules
     words    what names it in `--draft`, if not `name`
-    in_auto  whether 'auto' takes it, where it is available
+    in_auto  whether 'auto' takes it, if it is available
     """
 
     name: str

@@ -1,6 +1,6 @@
 """Suffix decoding (Oliaro et al. 2024): drafts the tokens that followed the text's end in the memory of earlier texts.
 
-The longest match is searched once and then followed token by token: an earlier text matches n + 1 tokens only where it
+The longest match is searched once and then followed token by token: an earlier text matches n + 1 tokens only if it
 has matched n. How often such a token is right is learned from every token that is followed, drafted or not.
 """
 

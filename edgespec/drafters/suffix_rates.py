@@ -49,7 +49,7 @@ class SuffixRates:
         return rates
 
     def dump(self) -> bytes:
-        """What `load` takes."""
+        """Bytes for `load`."""
         return json.dumps({"weights": self._weights, "steps": self._steps}).encode()
 
     def rate(self, features: Features) -> float:
@@ -59,7 +59,7 @@ class SuffixRates:
         return 1.0 / (1.0 + exp(-(weights[length] + weights[agreement] + weights[kind])))
 
     def rate_all(self, features: Features, length: int, n: int) -> list[float]:
-        """[n] the rates of tokens of these features after `length` matching tokens, after one more, and so on."""
+        """[n] the rates of tokens with these features after `length` matching tokens, `length` + 1, and so on."""
         found: list[float] = []
         while len(found) < n:
             band = bisect_right(_LENGTHS, length + len(found))

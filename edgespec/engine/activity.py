@@ -35,7 +35,7 @@ class Activity:
 
 
 def is_any_engine_working(path: Path | None = None) -> bool:
-    """Whether an engine of this user loads a model, reads a prompt or answers now; False where that is not known."""
+    """Whether an engine of this user loads a model, reads a prompt or answers now; False if that is not known."""
     try:
         with lock_file(path or activity_path(), wait=False):
             return False

@@ -65,7 +65,7 @@ class BlockEntry:
     def begin(self, before: bytes, token: int) -> LLMatcher:
         """The matcher behind `token`, which completes a marker after the bytes `before`.
 
-        Raises BackendError where the grammar does not take the rest of the token.
+        Raises BackendError if the grammar does not take the rest of the token.
         """
         rest = self.boundary.rests(before).get(token, b"")
         if (matcher := self._advance(rest)) is None:
@@ -73,7 +73,7 @@ class BlockEntry:
         return matcher
 
     def limit(self, sampler: Sampler) -> TargetDistribution:
-        """The distribution of the free text: never a token whose rest the grammar does not take, where markers are
+        """The distribution of the free text: never a token whose rest the grammar does not take, if markers are
         spelled with several tokens.
         """
         return _FreeText(self, sampler) if self.boundary.is_crossed else sampler
@@ -88,7 +88,7 @@ class BlockEntry:
         return self._takes[rest]
 
     def _advance(self, rest: bytes) -> LLMatcher | None:
-        """A matcher behind `rest`; None where the grammar does not take it."""
+        """A matcher behind `rest`; None if the grammar does not take it."""
         try:
             tokens = encode_inside(self.boundary.tokenizer, rest.decode())
         except UnicodeDecodeError:  # a character that has begun

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 from edgespec.engine.grammar_compiler import GrammarCompiler
 
 Forced = Callable[[Sequence[int]], list[int] | None]
-"""The tokens that a grammar forces after a text; None where none applies."""
+"""The tokens that a grammar forces after a text; None if none applies."""
 _COMPILE_POLL_S = 0.001
 _NEVER = -1e4  # a bias that leaves a token no probability
 

@@ -17,7 +17,7 @@ class DrafterPool:
     """The loaded drafters by name. Their owner closes them."""
 
     def __init__(self, loaded: Sequence[LoadedDrafter], target: Model) -> None:
-        """Raises DraftRefused where a draft's vocabulary is not the target's."""
+        """Raises DraftRefused if a draft's vocabulary is not the target's."""
         for each in loaded:
             if each.spec.needs != "model" or each.source is None:
                 continue
@@ -34,7 +34,7 @@ class DrafterPool:
     def open_missing(self, slot: Slot, *, is_new: bool = False) -> None:
         """Open the drafters that `slot` does not have. Raises Cancelled.
 
-        Raises BackendError where there is no memory for the draft of a slot that `is_new`. Another slot goes on without
+        Raises BackendError if there is no memory for the draft of a slot that `is_new`. Another slot goes on without
         the drafter, until the next answer.
         """
         for name, loaded in self.loaded.items():

@@ -63,7 +63,7 @@ class Engine:
         """`slots` is how many texts keep a KV cache at most. `memory` has the earlier texts, and `prefixes` the caches
         of some, from before the model was opened.
 
-        Raises DraftRefused where a draft's vocabulary is not the target's.
+        Raises DraftRefused if a draft's vocabulary is not the target's.
         """
         self.target = target
         self._drafters = DrafterPool(drafters, target)
@@ -114,7 +114,7 @@ class Engine:
         """PrefillProgress, then Steps, each followed by the Pieces of its text, perhaps a Notice, then Finished.
 
         To run several generations at the same time, advance each to its next Yield in turn. `speculation` replaces the
-        engine's for this generation. Where it is cancelled, the last event is Finished("cancelled"), and the engine
+        engine's for this generation. If it is cancelled, the last event is Finished("cancelled"), and the engine
         stays usable. Raises InvalidRequest, ContextOverflow, TemplateError, BackendError.
         """
         started_s = perf_counter()
@@ -174,7 +174,7 @@ class Engine:
 
     @property
     def draft_stats(self) -> DraftStats:
-        """What the autopilot has learned of these models. Measures for half a second where nothing is known."""
+        """What the autopilot has learned of these models. Measures for half a second if nothing is known."""
         return self._measure_once()
 
     @draft_stats.setter

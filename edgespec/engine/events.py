@@ -64,7 +64,7 @@ class Request:
     seed          None: a fresh one, reported in Finished
     variables     JSON values that the chat template may read, such as `tools`
     structure     the grammar of the answer; reasoning before it is free
-    opening       where it is given, `structure` is that of each part of the answer which follows this text; the text
+    opening       if it is given, `structure` is that of each part of the answer which follows this text; the text
                   around those parts is free
     visible       control tokens, by their spelling, that count as text, such as those around tool calls; if markers of
                   reasoning are among them, reasoning is not split off
@@ -181,7 +181,7 @@ class Scored:
 class PromptScores:
     """How probable the tokens of the prompt are to the model.
 
-    first   the token that nothing comes before; None where it is a control token that the text did not spell
+    first   the token that nothing comes before; None if it is a control token that the text did not spell
     tokens  the others
     """
 

@@ -128,14 +128,14 @@ class Generation:
         return Finished(self.reason, tuple(self.emitted), self.seed, self._meter.metrics(), self._text.stop)
 
     def explain_loss(self, earlier: Sequence[EarlierText], context_size: int) -> PrefixLoss | None:
-        """Why a part of the prompt that `earlier` texts had was read again; None where that was not so."""
+        """Why a part of the prompt that `earlier` texts had was read again; None if that was not so."""
         if (reading := self._meter.reading) is None or self.request.scores_prompt:
             return None
         reused, request = reading.progress.reused, self.request
         return explain_loss(self.encoded.tokens, reused, earlier, request.prompt, self.tokenizer, context_size)
 
     def _emit(self, token: int, source: str) -> bool:
-        """Take a token into the text; returns whether a stop string or a repetition ends it."""
+        """Add a token to the text; returns whether a stop string or a repetition ends it."""
         self.emitted.append(token)
         pieces = self._text.push(token, source)
         self._pieces.append((pieces, self._text.holds_stop))
@@ -159,7 +159,7 @@ def count_plain_steps(costs: CostModel | None, session: Session, n_drafted: int)
 
 
 def time_rows(costs: CostModel | None, session: Session) -> Callable[[int], float]:
-    """Usual seconds of a forward by its rows of this session; constant where nothing has been measured."""
+    """Usual seconds of a forward by its rows of this session; constant if nothing has been measured."""
     if costs is None:
         return lambda rows: 1.0
     cost = MarginalCost(costs, lambda: session.peers)

@@ -47,7 +47,7 @@ class GrammarCompiler:
 
     def compile(self, structure: Structure) -> Future[LLMatcher]:
         """The matcher at the beginning of `structure`. A wait for it, and this call, raise InvalidRequest for a
-        structure that cannot be compiled in time. The wait raises BackendError where the helper fails.
+        structure that cannot be compiled in time. The wait raises BackendError if the helper fails.
         """
         (vocabulary, _, thread), lark = self._tools, self._lark(structure)
         if len(lark) > _MAX_GRAMMAR:
@@ -76,7 +76,7 @@ class GrammarCompiler:
             thread.shutdown(cancel_futures=True)
 
     def _ask(self, lark: str) -> str:
-        """What is wrong with a grammar; "" where it is sound. Raises ChildDied where another try may find out."""
+        """What is wrong with a grammar; "" if it is sound. Raises ChildDied if another try may find out."""
         try:
             return str(self._tools[1].ask(lark))
         except ChildStopped as error:
@@ -155,7 +155,7 @@ class Spelling:
         self._vocabulary = vocabulary
 
     def __call__(self, text: bytes) -> list[int]:
-        """The tokenizer's own tokens, or the longest ones that fit where it spells the text otherwise, up to a byte
+        """The tokenizer's own tokens, or the longest ones that fit if it spells the text otherwise, up to a byte
         that no token begins with.
         """
         tokens = encode_inside(self._tokenizer, text.decode())

@@ -42,7 +42,7 @@ class GrammarMask:
         self._bits = np.zeros((1, -(-sampler.vocab_size // 32)), np.int32)
 
     def distribution(self, logits: Logits, prefix: Sequence[int]) -> Distribution:
-        """The distribution after `prefix`. Raises InvalidRequest where the grammar becomes too complex."""
+        """The distribution after `prefix`. Raises InvalidRequest if the grammar becomes too complex."""
         if self._follow(prefix):
             allowed = self._allowed()[: len(logits)]
             params = self._sampler.row_params
@@ -55,7 +55,7 @@ class GrammarMask:
     def forced(self, prefix: Sequence[int]) -> list[int]:
         """The tokens that the grammar forces after the emitted `prefix`, as the tokenizer would spell them.
 
-        Raises BackendError where the grammar forbids `prefix`.
+        Raises BackendError if the grammar forbids `prefix`.
         """
         self.require(prefix[self.start :])
         tokens = self._matcher.compute_ff_tokens()
@@ -64,7 +64,7 @@ class GrammarMask:
     def require(self, answer: Sequence[int]) -> None:
         """Check the emitted tokens `answer`, which begin where the structure does and do not end the generation.
 
-        Raises BackendError where the grammar forbids one: what follows could not be constrained.
+        Raises BackendError if the grammar forbids one: what follows could not be constrained.
         """
         if not self._advance(list(answer)):
             raise forbid(f"token {answer[len(self._consumed)]}")

@@ -103,7 +103,7 @@ class Trial:
 class ProbeResult:
     """What a probe has found.
 
-    stated   as the file says; None where the runtime cannot run the head so
+    stated   as the file says; None if the runtime cannot run the head so
     chosen   the best reading: the stated one, or one that is significantly better
     """
 

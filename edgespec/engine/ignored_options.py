@@ -12,7 +12,7 @@ from edgespec.models.plan import Plan
 
 
 def find_ignored_options(target: Model, speculation: Speculation, planned: Plan, config: LoadConfig) -> Iterator[str]:
-    """A sentence for each option that this target or runtime ignores, or that needs a draft where there is none."""
+    """A sentence for each option that this target or runtime ignores, or that needs a draft if there is none."""
     reason = "--draft-max is 0" if speculation.drafters else "there is no draft"
     for option in ("draft_max", "draft_tree", "acceptance"):
         value = getattr(config, option)

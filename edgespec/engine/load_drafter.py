@@ -30,7 +30,7 @@ def load_drafters(
 ) -> list[LoadedDrafter]:
     """The drafters of `plans` for the open `target`, without heads that 'auto' has found and that cannot be used.
 
-    What is loaded is freed again where one is refused. Raises EdgespecError, Cancelled.
+    What is loaded is freed again if one is refused. Raises EdgespecError, Cancelled.
     """
     found = []
     with ExitStack() as undo:
@@ -108,7 +108,7 @@ def _find_reading(
         return result, ""
     try:
         result = HeadProbe(target, paths[1], planned.backend).run(spec)
-    except (Cancelled, Unsupported, DraftRefused):  # the last two where no reading can be run
+    except (Cancelled, Unsupported, DraftRefused):  # the last two if no reading can be run
         raise
     except Exception as error:  # noqa: BLE001 - whatever a runtime raises, the load goes on
         return None, reason_of(error)

@@ -19,7 +19,7 @@ from edgespec.models.resolve import fetch_source
 
 @dataclass(frozen=True, slots=True)
 class LoadedDrafter:
-    """A drafter of an engine, with what was loaded for it: `source` is None where it needs nothing."""
+    """A drafter of an engine, with what was loaded for it: `source` is None if it needs nothing."""
 
     plan: DrafterPlan
     source: Model | AttachedDraft | AttachedHead | None = None

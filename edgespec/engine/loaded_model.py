@@ -28,7 +28,7 @@ class LoadedModel:
     info      as it was when the model had been loaded, so that it can be read while the model is being closed;
               `describe` gives the present values
     store     None for the toy runtime
-    settings  of the runtime, as measured; None where nothing was measured
+    settings  of the runtime, as measured; None if nothing was measured
     config    what was asked for
     plan      what was loaded, with the versions of adapted drafts; None for the toy runtime
     """

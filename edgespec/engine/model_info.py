@@ -26,10 +26,10 @@ class ModelInfo:
     plain_speed         tokens/s of plain decoding; None until it has been measured
     devices             accelerators with their free memory
     max_concurrency     answers that can be generated at the same time
-    no_batching_reason  why answers do not share forwards; None where they do
-    settings            of the runtime, as measured at the first load; None where it has none to choose
-    exact_width         rows of every forward, where --exact fixes them; else None
-    remembered          about how many tokens of the user's earlier texts the memory has; None where it is off
+    no_batching_reason  why answers do not share forwards; None if they do
+    settings            of the runtime, as measured at the first load; None if it has none to choose
+    exact_width         rows of every forward, if --exact fixes them; else None
+    remembered          about how many tokens of the user's earlier texts the memory has; None if it is off
     template            what the chat template shows, and how the model writes
     facts               what the model's file tells; None for the toy runtime
     """

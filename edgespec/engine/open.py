@@ -41,8 +41,8 @@ class Target:
     """A target that is open, with what stays the same whatever drafts for it.
 
     path      of its file or folder
-    settings  of the runtime, as measured; None where it has none to choose
-    memory    the earlier texts of its vocabulary; None where none are kept
+    settings  of the runtime, as measured; None if it has none to choose
+    memory    the earlier texts of its vocabulary; None if none are kept
     """
 
     model: Model
@@ -55,7 +55,7 @@ class Target:
 class Loader:
     """Loads models from the registry and the hub of this machine. Every method raises any EdgespecError, Cancelled.
 
-    settings_s  for measuring the runtime's settings again; None: only where they are not known
+    settings_s  for measuring the runtime's settings again; None: only if they are not known
     """
 
     settings_s: float | None = None
@@ -132,7 +132,7 @@ class Loader:
         return planned
 
     def _add_drafters(self, target: Target, config: LoadConfig, plan: Plan) -> LoadedModel:
-        """`_build`, where necessary with the base drafts instead of adapted ones that cannot be loaded."""
+        """`_build`, if necessary with the base drafts instead of adapted ones that cannot be loaded."""
         try:
             return self._build(target, config, plan)
         except EdgespecError as refusal:

@@ -23,7 +23,7 @@ _NOT_IN_CELLS = (  # settings that differ from load to load, as by the memory th
 def open_prefixes(
     options: MemoryOptions | None, memory: Memory | None, key: Setting, target: Model, path: Path
 ) -> PrefixFiles | None:
-    """The caches of earlier texts of a model, which is at `path`, in the memory's folder; None where none are kept."""
+    """The caches of earlier texts of a model, which is at `path`, in the memory's folder; None if none are kept."""
     if options is None or not options.keeps_caches or memory is None or memory.database is None:
         return None
     config = path / "config.json"

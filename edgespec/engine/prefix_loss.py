@@ -45,8 +45,8 @@ def explain_loss(
     tokenizer: Tokenizer,
     context_size: int,
 ) -> PrefixLoss | None:
-    """Why more than the `reused` tokens of a prompt was read, although texts `earlier` had it; None where they had not,
-    or where it is too little to matter. `request` is what the prompt was made from, for a cache of `context_size`.
+    """Why more than the `reused` tokens of a prompt was read, although texts `earlier` had it; None if they had not,
+    or if it is too little to matter. `request` is what the prompt was made from, for a cache of `context_size`.
     """
     if len(prompt) - reused < max(LEAST_LOSS, len(prompt) // _LEAST_SHARE):
         return None

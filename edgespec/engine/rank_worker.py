@@ -45,8 +45,8 @@ _AGREE_S = 10.0
 def mlx_worker(ranks: Ranks) -> int:
     """Run what rank 0 says; returns the exit code once rank 0's command has ended.
 
-    A process can join the ranks of MLX once. So where the process that leads has ended, this program starts anew, and
-    waits for the next one. Raises BackendError where rank 0 cannot be found.
+    A process can join the ranks of MLX once. So if the process that leads has ended, this program starts anew, and
+    waits for the next one. Raises BackendError if rank 0 cannot be found.
     """
     from edgespec.backends import leave_thread
 

@@ -15,10 +15,10 @@ _SETTINGS_S = 0.4  # of measuring at the first load
 
 
 def choose_settings(target: Model, path: Path, planned: Plan, seconds: float | None) -> RuntimeSettings | None:
-    """Have `target` use the stored settings, or measure them; None where the runtime's own are used.
+    """Have `target` use the stored settings, or measure them; None if the runtime's own are used.
 
-    With `seconds` they are measured for that long, known or not; stored ones stay where that is too short. The first
-    load stores the runtime's own where its time is too short: another setting is another rounding, so a model keeps
+    With `seconds` they are measured for that long, known or not; stored ones stay if that is too short. The first
+    load stores the runtime's own if its time is too short: another setting is another rounding, so a model keeps
     what it began with until somebody measures again. Raises CacheError, Cancelled.
     """
     if not isinstance(target, LlamaModel):  # which alone has settings

@@ -43,7 +43,7 @@ def adapt_schema(schema: Any) -> tuple[Any, list[str]]:
         return part
 
     def walk(part: Any, *, is_named: bool = False) -> Any:
-        """Adapts `part`, where it `is_named` the schemas that it has by name; values that are constants stay."""
+        """Adapts `part` or, if it `is_named`, the schemas that it has by name; values that are constants stay."""
         if isinstance(part, list):
             return [walk(each) for each in part]
         if not isinstance(part, dict):
@@ -90,7 +90,7 @@ def _write_names(part: dict[str, Any], names: dict[str, Any]) -> None:
 
 
 def _list_strings(schema: Any) -> list[str] | None:
-    """The strings that a schema lists; None where it does anything else."""
+    """The strings that a schema lists; None if it does anything else."""
     if not isinstance(schema, dict) or len(rules := schema.keys() - {"type"} - _NOTES) != 1:
         return None
     match rules.pop(), schema:
@@ -118,7 +118,7 @@ def _make_pattern(names: dict[str, Any], rules: set[str]) -> str | None:
 
 
 def find_reference(root: Any, reference: Any) -> Any:
-    """What a reference to another place in the schema `root` leads to; None where it leads nowhere."""
+    """What a reference to another place in the schema `root` leads to; None if it leads nowhere."""
     if not isinstance(reference, str) or not reference.startswith("#/"):
         return None
     for key in reference[2:].split("/"):
@@ -136,7 +136,7 @@ def close_objects(schema: Any) -> None:
     """Forbid keys that are not declared in objects that declare some and say nothing of others.
 
     The schema admits any keys there, and small models write them until their limit. All objects of a schema stay open
-    where the keys of one are declared in several places, such as in `allOf`, or in choices beside `properties`.
+    if the keys of one are declared in several places, such as in `allOf`, or in choices beside `properties`.
     """
     if not _is_scattered(schema):
         _close(schema)
@@ -170,7 +170,7 @@ def _close(part: Any, *, is_named: bool = False) -> None:
 
 
 def close_arguments(schema: dict[str, Any]) -> None:
-    """Forbid any keys in a tool's arguments where its schema declares none and says nothing of others.
+    """Forbid any keys in a tool's arguments if its schema declares none and says nothing of others.
 
     Such a tool takes no arguments; small models would write some until their limit.
     """

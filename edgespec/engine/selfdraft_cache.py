@@ -49,7 +49,7 @@ class SelfDraftCache:
 
     @contextmanager
     def trying(self, setting: Setting, request: str) -> Iterator[None]:
-        """Raises Unsupported where three processes have ended in such a block: a runtime may crash in a trial. They may
+        """Raises Unsupported if three processes have ended in such a block: a runtime may crash in a trial. They may
         also have been killed, so the first two do not count.
         """
         path, key = self.folder / _UNFINISHED, {**setting, "asked": request}

@@ -51,7 +51,7 @@ def choose_self_draft(
 def search_when_idle(loaded: LoadedModel) -> None:
     """Searches for a self-draft that pays and remembers the result, for later loads under 'auto'.
 
-    Does nothing where a draft model is loaded, `edgespec draft build` compares those, or where the result is known.
+    Does nothing if a draft model is loaded (`edgespec draft build` compares those), or if the result is known.
     Raises Unsupported, DoesNotFit, BackendError, CacheError, Cancelled.
     """
     planned, target = loaded.plan, loaded.engine.target

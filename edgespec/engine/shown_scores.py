@@ -12,7 +12,7 @@ from edgespec.text.stream import Piece
 class ShownScores:
     """Scores of tokens, each given out once it is known that its token is in the text.
 
-    A token that ends the answer is not, nor are those of a stop string. Where text is held back, since a stop string
+    A token that ends the answer is not, nor are those of a stop string. If text is held back, since a stop string
     may have begun, so are the scores of its tokens.
     """
 

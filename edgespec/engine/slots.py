@@ -80,7 +80,7 @@ class SlotPool:
         The slot that has just answered the same prompt is chosen, so that the answer is computed in the same cells and
         is the same. Else it is the one with the longest common prefix, unless too much of its cache would be lost.
         Then a new slot is opened, or the least recently used one is taken; it adopts the longest prefix of any slot
-        where it can.
+        if it can.
         """
         common = {slot: shared_prefix(slot.tokens, prompt, len(prompt)) for slot in self._kept}
         same = {slot for slot, n in common.items() if n == len(prompt) == slot.prompt}
@@ -192,7 +192,7 @@ def open_space(slot: Slot, memory: Memory | None, use: MemoryUse | None) -> None
 
 
 def restore_prefix(slot: Slot, found: SavedText | None, files: PrefixFiles | None) -> None:
-    """Have a slot hold what a file has of its prompt, where that is much more than it holds. Raises BackendError."""
+    """Have a slot hold what a file has of its prompt, if that is much more than it holds. Raises BackendError."""
     target = slot.target
     if files is None or found is None or not isinstance(target, Storable) or found.common < slot.held + LEAST_TOKENS:
         return

@@ -74,7 +74,7 @@ class Structure:
     """The grammar of an answer: one of several sequences of parts.
 
     first, last  the parts before and after it
-    between      the parts between repeats, of which there may be 16; None where it is not repeated
+    between      the parts between repeats, of which there may be 16; None if it is not repeated
     """
 
     alternatives: tuple[tuple[Part, ...], ...]
@@ -171,7 +171,7 @@ def regex_structure(pattern: str) -> Structure:
 
 
 def choice_structure(texts: Iterable[str]) -> Structure:
-    """One of several texts, also where one spells a control token."""
+    """One of several texts, even if one spells a control token."""
     return Structure(tuple((Grammar(f"start: {json.dumps(text)}"),) for text in texts))
 
 

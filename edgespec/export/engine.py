@@ -27,8 +27,8 @@ class Engine:
     remarks   a sentence about its drafts, and the drafters that it concerns
     files     makes the files that the command needs, by name
     has_many  whether it has lookups that work beside a draft, and find their lengths themselves
-    measure   where it shows how many drafted tokens are accepted; "" where that is not known
-    refuse    why it cannot load the files of a draft; None where it can
+    measure   where it shows how many drafted tokens are accepted; "" if that is not known
+    refuse    why it cannot load the files of a draft; None if it can
     compares  the drafters, by our name, whose vocab_size it compares with the target's when it starts
     """
 
@@ -52,7 +52,7 @@ class Choice:
     """The drafter that an engine takes.
 
     draft     None: the engine drafts nothing
-    length    tokens that it drafts; None where the engine finds the number itself
+    length    tokens that it drafts; None if the engine finds the number itself
     refusals  why others are not taken, by drafter, in the order of preference
     """
 

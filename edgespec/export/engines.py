@@ -31,7 +31,7 @@ _USUAL_LENGTH = {  # a head that drafts a block has its own
 def export(plan: ExportPlan, engine: Engine) -> tuple[Choice, Exported]:
     """The commands and files for `engine`, with the first drafter that it takes.
 
-    Raises InvalidRequest where the original weights are not known, or where it takes none of the drafters that the user
+    Raises InvalidRequest if the original weights are not known, or if it takes none of the drafters that the user
     named.
     """
     if engine.backend is None and plan.target.original is None:
@@ -59,7 +59,7 @@ def export(plan: ExportPlan, engine: Engine) -> tuple[Choice, Exported]:
 
 
 def find_obstacle(plan: ExportPlan, draft: Draft, engine: Engine) -> str | None:
-    """Why `engine` cannot use `draft`; None where it can."""
+    """Why `engine` cannot use `draft`; None if it can."""
     if draft.method not in engine.methods:
         if draft.method == "self":
             return f"{engine.title} does not draft with parts of the target"
@@ -76,14 +76,14 @@ def find_obstacle(plan: ExportPlan, draft: Draft, engine: Engine) -> str | None:
 
 
 def compare_vocabularies(plan: ExportPlan, draft: Draft, engine: Engine) -> tuple[int | None, int | None] | None:
-    """The vocab_size of the target and of `draft`, None where it is not known; None where `engine` takes any."""
+    """The vocab_size of the target and of `draft`, None if it is not known; None if `engine` takes any."""
     if draft.weights is None or draft.method not in engine.compares:
         return None
     return plan.target.vocab_size, draft.weights.vocab_size
 
 
 def find_length(draft: Draft, engine: Engine) -> int | None:
-    """Tokens to draft: those of a block, else a usual number; None where `engine` finds the number itself."""
+    """Tokens to draft: those of a block, else a usual number; None if `engine` finds the number itself."""
     if engine.has_many and draft.method in LOOKUPS:
         return None
     return draft.block or _USUAL_LENGTH[draft.method]

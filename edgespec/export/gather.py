@@ -59,7 +59,7 @@ def gather(
 
 
 def _read_plan(planned: Plan, target: Path | None, given: str | None, registry: Registry, hub: Hub) -> Iterator[Draft]:
-    """The drafters of a planned load; `target` is the target's path, where it is on this machine."""
+    """The drafters of a planned load; `target` is the target's path, if it is on this machine."""
     stats = _load_stats(planned, target, hub)
     for each in planned.drafters:
         method = each.spec.name if each.head is None else each.head.kind
@@ -99,7 +99,7 @@ def _read_weights(drafter: DrafterPlan, given: str | None, registry: Registry, h
 
 
 def _load_stats(planned: Plan, target: Path | None, hub: Hub) -> DraftStats | None:
-    """The newest statistics of this pair on this processor, under whatever settings; None where there are none."""
+    """The newest statistics of this pair on this processor, under whatever settings; None if there are none."""
     paths = [find_local(each.model.source, hub) for each in planned.drafters if each.model is not None]
     here = [path for path in paths if path is not None]
     if target is None or len(here) < len(paths):

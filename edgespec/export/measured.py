@@ -9,7 +9,7 @@ _MIN_EVIDENCE = 6.0  # tokens, discounted: those of one answer
 
 
 def read_measured(stats: DraftStats, drafter: str) -> Measured | None:
-    """Read what is known of `drafter` under its most frequent way of sampling; None where it was hardly ever asked."""
+    """Read what is known of `drafter` under its most frequent way of sampling; None if it was hardly ever asked."""
     found = [
         (key, each.first_choice.evidence) for key, each in stats.drafters.items() if key.startswith(f"{drafter}; ")
     ]

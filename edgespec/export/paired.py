@@ -57,7 +57,7 @@ def _find_repo(reference: Reference) -> str | None:
 
 
 def require_pair(entry: Entry, backend: FileBackend) -> Pair:
-    """The pair for `backend`. Raises UnknownModel where there is none."""
+    """The pair for `backend`. Raises UnknownModel if there is none."""
     pair = entry.pair(backend)
     if pair is None:
         kind = "GGUF file" if backend == "llamacpp" else "MLX folder"

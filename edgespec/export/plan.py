@@ -14,11 +14,11 @@ from edgespec.models.registry import Acceptance
 class Weights:
     """One model, in the forms in which engines load it.
 
-    files         the GGUF file or MLX folder in use: a path where it is on this machine
-    original      `user/repo` on Hugging Face, or the path of a folder in its format; None where it is not known
+    files         the GGUF file or MLX folder in use: a path if it is on this machine
+    original      `user/repo` on Hugging Face, or the path of a folder in its format; None if it is not known
     known_from    what names `original`, for a remark
     is_quantized  whether the originals have weights of more bits than `files`
-    vocab_size    rows of its embedding; None where that is not known
+    vocab_size    rows of its embedding; None if that is not known
     """
 
     reference: Reference
@@ -33,7 +33,7 @@ class Weights:
         return self.original is not None and self.original.startswith("/")
 
     def require_original(self) -> str:
-        """`original`, where an engine that loads it has been checked to know it."""
+        """`original`, if an engine that loads it has been checked to know it."""
         assert self.original is not None
         return self.original
 
@@ -56,7 +56,7 @@ class Draft:
 
     method      its name in `--draft`, or the kind of a trained head
     weights     None for lookups, self-drafts, and heads in the target's own files
-    block       tokens that a head drafts at once; None for others, and where its files were not read
+    block       tokens that a head drafts at once; None for others, and if its files were not read
     version     of a draft that was adapted to the user; None for others
     acceptance  of the registry, on less and on more predictable texts
     """

@@ -90,7 +90,7 @@ def _is_quantized(reference: Reference, metadata: ModelMetadata | None) -> bool:
 
 
 def _count_rows(metadata: ModelMetadata | None) -> int | None:
-    """Rows of the embedding, `vocab_size` of config.json, where the metadata says."""
+    """Rows of the embedding, `vocab_size` of config.json, if the metadata says it."""
     if isinstance(metadata, Header):
         return next((tensor.shape[-1] for tensor in metadata.tensors if tensor.name == "token_embd.weight"), None)
     return metadata.integer("vocab_size") if metadata is not None else None

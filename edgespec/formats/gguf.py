@@ -46,7 +46,7 @@ class ByteSource(Protocol):
     def size(self) -> int: ...
 
     def read(self, offset: int, length: int) -> bytes:
-        """Bytes `offset` to `offset + length`; fewer only where the file ends."""
+        """Bytes `offset` to `offset + length`; fewer only if the file ends before."""
         ...
 
 
@@ -311,7 +311,7 @@ class Header:
 
     @property
     def tokens(self) -> list[str]:
-        """The spellings of the vocabulary by id; empty where it has none."""
+        """The spellings of the vocabulary by id; empty if it has none."""
         found = self.metadata.get("tokenizer.ggml.tokens")
         return found if isinstance(found, list) else []
 
@@ -358,7 +358,7 @@ class Header:
         return next((tensor for tensor in self.tensors if tensor.name == name), None)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The shape of the tensor `name`, fastest dimension first; None where there is none."""
+        """The shape of the tensor `name`, fastest dimension first; None if there is none."""
         return found.shape if (found := self.tensor(name)) is not None else None
 
     def invalid(self, detail: str) -> InvalidModelFile:

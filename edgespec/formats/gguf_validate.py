@@ -76,7 +76,7 @@ def check_model(header: Header) -> None:
 
 
 def _check_types(header: Header) -> None:
-    """Raise InvalidModelFile for a tensor of a type with which llama.cpp has no operation for it."""
+    """Raise InvalidModelFile if a tensor has a type that llama.cpp cannot compute with."""
     for tensor in header.tensors:
         kind, name = tensor.type.name, tensor.name.removesuffix(".weight")
         is_added = name.endswith(("norm", "norm_2", ".bias"))

@@ -21,7 +21,7 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 def read_gguf_head(header: Header) -> HeadSpec | None:
-    """The head in a GGUF file, of which a split one's parts are joined; None where there is none.
+    """The head in a GGUF file, of which a split one's parts are joined; None if there is none.
 
     Raises InvalidModelFile for a head that its own metadata and tensors do not describe.
     """
@@ -73,7 +73,7 @@ def _read_assistant(header: Header) -> HeadSpec:
 
 
 def _read_mtp(header: Header) -> HeadSpec | None:
-    """MTP layers, which are the last ones of the model; None where the file has the key without the tensors."""
+    """MTP layers, which are the model's last ones; None if the file lacks their key or tensors."""
     count = header.own("nextn_predict_layers") or 0
     if count < 1:
         return None
@@ -106,9 +106,9 @@ PICKLES = ("pytorch_model*.bin", "*lm_head*.pt", "model*.pt")
 
 
 def read_head(path: Path) -> HeadSpec | None:
-    """The head in a GGUF file or a folder with config.json; None where there is none, or nothing at all.
+    """The head in a GGUF file or a folder with config.json; None if it has no head or does not exist.
 
-    Of a split GGUF file only the given part is read: join the headers and call `read_gguf_head`. `layers` are what the
+    For a split GGUF file, join the headers and call `read_gguf_head`: this reads one part only. `layers` are what the
     format documents (see formats.heads), which a probe of the head may correct. Raises InvalidModelFile, CacheError.
     """
     if path.is_dir():

@@ -14,14 +14,14 @@ from edgespec.errors import InvalidModelFile
 HEAD_HINT = "Download the head again, or use --draft ngram."
 HeadKind = Literal["eagle3", "eagle", "mtp", "gemma4-assistant", "dflash", "dspark", "medusa", "hydra"]
 
-USUAL_BLOCK = 16  # positions of a DFlash block where its file states none, as llama.cpp has it
+USUAL_BLOCK = 16  # positions of a DFlash block if its file states none, as llama.cpp has it
 
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec:
     """A head, whatever format its file has.
 
-    hidden_size         of the target; 0 where the file does not say
+    hidden_size         of the target; 0 if the file does not say
     layers              of the target, whose inputs are concatenated in this order: 0 has the embeddings, the number of
                         layers names the output of the last one before the final norm. Empty: the last hidden state
                         after the final norm. None: the file does not say, see `complete`
@@ -48,12 +48,12 @@ class HeadSpec:
     in_target: bool = False
 
     def complete(self, target_layers: int) -> HeadSpec:
-        """Names the layers that EAGLE-3 heads read of a target with `target_layers`, where the file names none."""
+        """Names the layers that EAGLE-3 heads read of a target with `target_layers`, if the file names none."""
         usual = 2, target_layers // 2, target_layers - 3
         return self if self.layers is not None else replace(self, layers=usual)
 
 
-# Heads in folders: what config.json says of one, and where it is silent, the names and shapes of the tensors.
+# Heads in folders: what config.json says of one, and if it is silent, the names and shapes of the tensors.
 #
 # Dialects: SafeAI, speculators, NVIDIA, AngelSlim and SpecForge for EAGLE; z-lab for DFlash; DSpark; Medusa; Hydra; the
 # MTP layers of Hugging Face checkpoints. Layers are converted to HeadSpec's inputs as each dialect documents them:
@@ -82,9 +82,9 @@ _FIRST_LAYER = re.compile(r"(?:^|\.)layers\.0\.")
 
 
 def read_config_head(config: Mapping[str, Any], shapes: Shapes) -> HeadSpec | None:
-    """The head that `config` and the tensors, shape by name, describe; None where there is none.
+    """The head that `config` and the tensors, shape by name, describe; None if there is none.
 
-    `shapes` is empty where no weights are at hand: then the config alone decides. Raises InvalidModelFile for a head
+    `shapes` is empty if no weights are at hand: then the config alone decides. Raises InvalidModelFile for a head
     whose tensors are not those of its kind, or whose config contradicts them.
     """
     own = {name.removeprefix("model."): shape for name, shape in unpack_shapes(config, shapes).items()}
@@ -280,7 +280,7 @@ _READERS: Mapping[HeadKind, Callable[[HeadKind, _Settings, Shapes], HeadSpec]] =
 
 
 def _find_layers(table: Mapping[str, Any], keys: Iterable[str], shift: int) -> tuple[int, ...] | None:
-    """The layers under one of `keys`, plus `shift`; None where they are not stated."""
+    """The layers under one of `keys`, plus `shift`; None if they are not stated."""
     found = next((table[key] for key in keys if table.get(key)), None)
     if found is None:
         return None
@@ -290,7 +290,7 @@ def _find_layers(table: Mapping[str, Any], keys: Iterable[str], shift: int) -> t
 
 
 def _find_fc(settings: _Settings, own: Shapes) -> tuple[int, int | None]:
-    """The head's size, and how many values its first matrix reads; None where the tensors do not tell."""
+    """The head's size, and how many values its first matrix reads; None if the tensors do not tell."""
     stated = settings.integer("hidden_size")
     shape = own.get("fc.weight")
     if shape is None:
@@ -317,7 +317,7 @@ def _has_trunk(own: Shapes) -> bool:
 # Tensors of heads: one set of neutral names for the dialects of each kind, and the ids of a reduced vocabulary.
 #
 # The function of a kind returns {neutral name: the file's own} of the names of a file's tensors, with or without the
-# prefix `model.`. A head has all of _LAYER and, where the file has them, those of the tables of extras. The names of
+# prefix `model.`. A head has all of _LAYER and, if the file has them, those of the tables of extras. The names of
 # EAGLE and DFlash heads, which may have several layers, begin with the layer's number, such as `0.q`. Without
 # `embedding` and `output` a head uses the target's.
 
@@ -343,7 +343,7 @@ _SHARED_EXPERT = {
     **{f"shared_{neutral}": f"mlp.shared_expert.{neutral}_proj" for neutral in ("gate", "up", "down")},
 }
 # Names outside of the layers
-_OWN = {"output": "lm_head.weight", "embedding": "embed_tokens.weight"}  # where a head does not use the target's
+_OWN = {"output": "lm_head.weight", "embedding": "embed_tokens.weight"}  # if a head does not use the target's
 _EAGLE3_EXTRAS = {
     **_OWN,
     "d2t": "d2t",
@@ -372,7 +372,7 @@ _DEEPSEEK_MTP = re.compile(r"(?P<prefix>.*?)eh_proj\.weight$")
 def eagle3_names(names: Iterable[str]) -> dict[str, str]:
     """The names of an EAGLE-3 head. `input_norm` is of the concatenated features, `fc_norm.0` to `fc_norm.2` of each.
 
-    Raises InvalidModelFile where a tensor is missing or the head has several layers.
+    Raises InvalidModelFile if a tensor is missing or the head has several layers.
     """
     own = _strip(names)
     if _count_layers(own) > 1:
@@ -386,7 +386,7 @@ def eagle3_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def eagle_names(names: Iterable[str]) -> dict[str, str]:
-    """The names of an EAGLE-1 or EAGLE-2 head. Raises InvalidModelFile where a tensor is missing."""
+    """The names of an EAGLE-1 or EAGLE-2 head. Raises InvalidModelFile if a tensor is missing."""
     own = _strip(names)
     return _find(own, "EAGLE", {"fc": "fc.weight"}, _OWN, _number_layers(own))
 
@@ -405,7 +405,7 @@ def mtp_names(names: Iterable[str]) -> dict[str, str]:
     """The names of an MTP layer, which are Qwen's or DeepSeek's. The file may hold the target too.
 
     Of a mixture of experts `gate`, `up` and `down` are those of all experts; `shared_*` are of an expert that sees all
-    tokens. Raises InvalidModelFile where a tensor is missing, for several layers, and for layers of other kinds.
+    tokens. Raises InvalidModelFile if a tensor is missing, for several layers, and for layers of other kinds.
     """
     own = {name: name for name in names}
     qwen = sorted({found["prefix"] for name in own if (found := _QWEN_MTP.match(name))})
@@ -450,7 +450,7 @@ def _count_layers(own: Iterable[str]) -> int:
 
 
 def _number_layers(own: Iterable[str]) -> dict[str, str]:
-    """The prefix of each layer in neutral names -> that in the file."""
+    """Layer prefixes in neutral names -> prefixes in the file."""
     return {f"{layer}.": f"layers.{layer}." for layer in range(_count_layers(own))}
 
 
@@ -481,9 +481,9 @@ def read_draft_ids(d2t: np.ndarray, vocab_size: int) -> np.ndarray:
     """The target's id of every draft id, int32 [draft vocabulary].
 
     `d2t` has offsets (safetensors), which are added to the draft id, or the target's ids (GGUF). Either way the
-    target's ids ascend and are below `vocab_size`, in tokens. Where both readings fit, `d2t` itself ascends, which
-    offsets do only where no two neighbours of the vocabulary are kept: it is read as absolute. Raises InvalidModelFile
-    where neither fits.
+    target's ids ascend and are below `vocab_size`, in tokens. If both readings fit, `d2t` itself ascends, which
+    offsets do only if no two neighbours of the vocabulary are kept: it is read as absolute. Raises InvalidModelFile
+    if neither fits.
     """
     if d2t.ndim == 1 and len(d2t) and d2t.dtype.kind in "iu" and len(d2t) <= vocab_size:
         values = d2t.astype(np.int64)

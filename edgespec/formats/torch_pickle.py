@@ -106,7 +106,7 @@ def _read_all(path: Path, read: Callable[[StoredTensor, Callable[[str], bytes]],
 
 
 def _check_total(tensors: Iterable[StoredTensor], n_bytes: int) -> None:
-    """Refuse tensors that have many times the bytes of the file: each may be all of one storage."""
+    """Refuse tensors that together far exceed the file's size: all may share one storage."""
     total = sum(math.prod(each.shape) * _STORAGES[each.storage.kind].itemsize for each in tensors)
     if total > _MAX_SHARED * n_bytes:
         raise _Refused("its tensors are larger than the file")

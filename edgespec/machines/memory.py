@@ -56,7 +56,7 @@ class Memory:
 
     @property
     def layer_devices(self) -> tuple[DeviceMemory, ...]:
-        """Those that llama.cpp gives layers: with memory of their own, or the others where there are none of these."""
+        """Those that llama.cpp gives layers: with memory of their own, or the others if there are none of these."""
         return self.own_devices or self.devices
 
     @property
@@ -69,7 +69,7 @@ class Memory:
 
 
 def split_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    """The devices of an option, "NAME,..." or a sequence. Raises InvalidRequest where there are none."""
+    """The devices of an option, "NAME,..." or a sequence. Raises InvalidRequest if there are none."""
     parts = [part.strip() for part in (names.split(",") if isinstance(names, str) else names)]
     if not parts or not all(parts):
         raise InvalidRequest("a device has no name.", hint="Name devices as `edgespec doctor` does: CUDA0,CUDA1.")
@@ -125,7 +125,7 @@ def host_memory(devices: Sequence[DeviceMemory] = ()) -> Memory:
 # Transparent huge pages on Linux for the large buffers that a runtime has allocated and not filled yet.
 #
 # In pages of 4 KiB, weights that are read once a forward need far more address translations than a processor keeps. The
-# kernel gives anonymous memory huge pages always, where a program asks with madvise(2), or never. Mapped files are left
+# kernel gives anonymous memory huge pages always, only if asked with madvise(2), or never. Mapped files are left
 # alone. docs/benchmarks.md has the gain; `python -m benchmarks.environment` measures it.
 
 
@@ -137,7 +137,7 @@ _ANONYMOUS = re.compile(rb"^([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ \S+ *$", re.MUL
 
 
 def read_mode(folder: Path = HUGE_PAGES) -> str | None:
-    """The kernel's mode, 'always', 'madvise' or 'never'; None where it has no transparent huge pages."""
+    """The kernel's mode, 'always', 'madvise' or 'never'; None if it has no transparent huge pages."""
     with suppress(OSError):
         if chosen := re.search(r"\[(\w+)\]", (folder / "enabled").read_text(encoding="ascii")):
             return chosen[1]
@@ -156,7 +156,7 @@ class NewMemory:
         self._before = _read_anonymous()
 
     def advise(self) -> None:
-        """Ask for huge pages in its parts of 16 MiB and more, where the kernel waits to be asked. Never fails."""
+        """Ask for huge pages in its parts of 16 MiB and more, if the kernel waits to be asked. Never fails."""
         if read_mode() != "madvise" or is_set_by_user():
             return
         libc = ctypes.CDLL(None)

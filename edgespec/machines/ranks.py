@@ -18,7 +18,7 @@ from edgespec.errors import InvalidRequest, reason_of
 
 RANK = "MLX_RANK"
 ADDRESS = "EDGESPEC_RANK0"
-"""HOST:PORT at which rank 0 waits for the others, where its address for MLX cannot be reached from all of them."""
+"""HOST:PORT at which rank 0 waits for the others, if its address for MLX cannot be reached from all of them."""
 
 _OFFSET = 500  # from MLX's port of rank 0 to ours
 _BACKLOG = 128  # ranks that start again come twice each, and wait until rank 0 loads the next model
@@ -46,7 +46,7 @@ class Ranks:
 
 
 def take_ranks(environment: MutableMapping[str, str] = os.environ) -> Ranks | None:
-    """This process' place; None where it is the only one. Raises InvalidRequest for variables that do not fit together.
+    """This process' place; None if it is the only one. Raises InvalidRequest for variables that do not fit together.
 
     Removes the variable of the rank, so that programs which this process starts are no ranks.
     """
@@ -83,7 +83,7 @@ _address: RankAddress | None = None
 
 
 def listen_for_ranks(ranks: Ranks) -> RankAddress:
-    """Wait at rank 0's address from now on. Raises InvalidRequest where that is not possible."""
+    """Wait at rank 0's address from now on. Raises InvalidRequest if that is not possible."""
     family = socket.AF_INET6 if ":" in ranks.host else socket.AF_INET
     try:
         server = socket.create_server((ranks.host.strip("[]"), ranks.port), family=family, backlog=_BACKLOG)
@@ -104,7 +104,7 @@ def set_rank_address(address: RankAddress | None) -> None:
 
 
 def get_rank_address() -> RankAddress | None:
-    """The address at which this process meets the other ranks; None where there are none."""
+    """The address at which this process meets the other ranks; None if there are none."""
     return _address
 
 

@@ -43,7 +43,7 @@ class Link:
         threading.Thread(target=self._read, name="edgespec-ranks", daemon=True).start()
 
     def send(self, data: bytes) -> None:
-        """Nothing happens where the other end is gone; `on_end` tells."""
+        """Nothing happens if the other end is gone; `on_end` reports it."""
         with suppress(OSError):
             self._connection.sendall(data)
 
@@ -63,7 +63,7 @@ class Leader:
     """Rank 0's connections to all other ranks. A rank that ends by itself ends this process, with one sentence."""
 
     def __init__(self, address: RankAddress, versions: dict[str, str]) -> None:
-        """Waits for the other ranks. Raises BackendError where one does not come or has other versions, Cancelled."""
+        """Waits for the other ranks. Raises BackendError if one does not come or has other versions, Cancelled."""
         global _has_led
         self.ranks = address.ranks
         self._replies: SimpleQueue[tuple[int, Message]] = SimpleQueue()
@@ -78,7 +78,7 @@ class Leader:
             raise
 
     def tell(self, do: str, **arguments: Any) -> None:
-        """Send every rank what it has to do. Raises BackendError where they are no longer there."""
+        """Send every rank what it has to do. Raises BackendError if they are no longer there."""
         if self._is_closed:
             raise BackendError("the ranks are out of step.", hint=_AGAIN)
         data = _encode({"do": do, **arguments})
@@ -158,7 +158,7 @@ class Follower:
     """Another rank's connection to rank 0."""
 
     def __init__(self, ranks: Ranks, versions: dict[str, str], wait_s: float, on_end: Callable[[], None]) -> None:
-        """Connects, for `wait_s` at most. Raises BackendError where rank 0 is not there."""
+        """Tries to connect for `wait_s`. Raises BackendError if rank 0 is unreachable."""
         self._inbox: SimpleQueue[Message] = SimpleQueue()
         end_s = monotonic() + wait_s
         while True:

@@ -1,7 +1,7 @@
 """Workers: RPC servers of llama.cpp, which lend the memory and processors of other machines to a model.
 
 A client of the first commands of their protocol (ggml-rpc.cpp). It asks each worker before llama.cpp does, since
-llama.cpp ends the process where a worker does not answer as expected.
+llama.cpp ends the process if a worker does not answer as expected.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Worker:
 
 
 def split_addresses(text: str | None) -> tuple[str, ...]:
-    """The workers of an option, as HOST:PORT; the port may be left out. Raises InvalidRequest where there are none."""
+    """The workers of an option, as HOST:PORT; the port may be left out. Raises InvalidRequest if there are none."""
     if text is None:
         return ()
     parts = (part.strip() for part in text.split(","))
@@ -89,7 +89,7 @@ def check_addresses(addresses: Sequence[str], *, trusts_network: bool) -> None:
 
 
 def find_workers(addresses: Sequence[str]) -> tuple[Worker, ...]:
-    """Ask each worker what it lends. Raises BackendError, InvalidRequest where two names mean one worker."""
+    """Ask each worker what it lends. Raises BackendError, InvalidRequest if two names mean one worker."""
     if len({resolve(address) for address in addresses}) < len(addresses):
         raise InvalidRequest(f"two of {', '.join(addresses)} are one worker.", hint="Name each worker once.")
     workers = tuple(ask_worker(address) for address in addresses)
@@ -162,7 +162,7 @@ def _ask(stream: BufferedRWPair[Any, Any], address: str) -> tuple[tuple[tuple[in
 
 
 def _call(stream: BufferedRWPair[Any, Any], command: int, layout: str, request: bytes = b"") -> tuple[int, ...]:
-    """The numbers of an answer. Raises OSError, and struct.error where it has another size or the worker hangs up."""
+    """The numbers of an answer. Raises OSError, and struct.error if it has another size or the worker hangs up."""
     stream.write(struct.pack("<BQ", command, len(request)) + request)
     stream.flush()
     (size,) = struct.unpack("<Q", stream.read(8))

@@ -23,7 +23,7 @@ _PAGE = 256  # texts that are read at once
 class SpaceStatus:
     """What is stored of one tokenizer and namespace.
 
-    model          a model with this tokenizer; None where it is not known
+    model          a model with this tokenizer; None if it is not known
     n_documents    sources of its corpus
     segment_bytes  of its segment files
     newest         when its last text was stored, in seconds since the epoch

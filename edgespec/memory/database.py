@@ -66,7 +66,7 @@ class Database(SharedDatabase):
     def scrub(self) -> None:
         """Leave no byte of deleted rows in the folder, nor files that were damaged and set aside.
 
-        Raises CacheError, also where another process reads the database for too long.
+        Raises CacheError, also if another process reads the database for too long.
         """
         self.remove_leftovers()
         with self.read() as db:

@@ -80,7 +80,7 @@ class _Rules:
 
 
 def _read_rules_above(start: Path) -> _Rules:
-    """The rules of the folders above `start`, up to that of its work tree; none where it is in no work tree."""
+    """The rules of the folders above `start`, up to that of its work tree; none if it is in no work tree."""
     above = [start, *start.parents]
     top = next((i for i, folder in enumerate(above) if (folder / ".git").exists()), 0)
     rules = _Rules()

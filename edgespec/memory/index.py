@@ -27,10 +27,10 @@ _RATIO = 4  # a segment has more than so many times the tokens of the next one, 
 def plan_build(
     unindexed: Sequence[tuple[int, int]], rows: Sequence[SegmentRow], limit: int = MAX_SEGMENT
 ) -> BuildPlan | None:
-    """The next segment to build, of `limit` tokens at most if no text is longer; None where nothing is to do.
+    """The next segment to build, of `limit` tokens at most if no text is longer; None if nothing is to do.
 
     `unindexed` are the (id, tokens) of the texts in no segment and `rows` the segments, both by id. The first such
-    texts make a segment, together with the last segments where these are not much larger.
+    texts make a segment, together with the last segments if these are not much larger.
     """
     sums = list(accumulate(n for _, n in unindexed))
     if not sums or sums[-1] < MIN_BUILD:
@@ -47,7 +47,7 @@ def plan_build(
 
 
 MAX_LIVE = 2**21
-"""Tokens of texts in no file; the oldest of them are not found where there are more."""
+"""Tokens of texts in no file; the oldest of them are not found if there are more."""
 
 _SMALL = 2**11  # tokens of an index that further texts always join
 _MAX_JOINED = 2**16  # tokens of the largest index that others join: a generation waits while they are sorted

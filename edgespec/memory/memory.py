@@ -26,15 +26,15 @@ _PAUSE_S = 1.0  # before texts are stored, so that those of many short answers a
 class Memory:
     """Earlier texts of one tokenizer, shared by all slots of an engine and, by its folder, by other processes.
 
-    Where the folder cannot be used, texts are kept in memory only, and `take_notice` says so.
+    If the folder cannot be used, texts are kept in memory only, and `take_notice` says so.
     """
 
     def __init__(self, folder: Path, tokenizer: str, limit_bytes: int) -> None:
-        """`tokenizer` identifies it: texts of another one are not found.
+        """Texts stored under another `tokenizer` id are not found.
 
-        Where the folder would have more than `limit_bytes`, the texts that were of no use for longest are removed.
+        If the folder would exceed `limit_bytes`, the texts that have gone unused the longest are removed.
         """
-        self.database: Database | None = None  # where texts are kept in memory only
+        self.database: Database | None = None  # if texts are kept in memory only
         self.wake = threading.Event()  # tells the background thread that there is something to do
         self._tokenizer = tokenizer
         self._limit_bytes = self._n_unchecked = limit_bytes  # bytes that were stored since the texts were measured
@@ -170,6 +170,6 @@ class Memory:
         space.index.keep(is_uncovered)
 
     def _check(self) -> None:
-        """Raises Cancelled where no index may be built."""
+        """Raises Cancelled if no index may be built."""
         if monotonic() >= self._build_until_s:
             raise Cancelled

@@ -48,7 +48,7 @@ class SavedText(NamedTuple):
 class PrefixFiles:
     """The files of one model under the same settings; those of all models have one limit.
 
-    Only the user can read them. A file appears whole or not at all, and a damaged one is removed when it is read. Where
+    Only the user can read them. A file appears whole or not at all, and a damaged one is removed when it is read. If
     a file cannot be written, the text is read again later.
     """
 
@@ -76,7 +76,7 @@ class PrefixFiles:
         return best
 
     def read(self, path: Path) -> tuple[list[int], memoryview] | None:
-        """(the tokens of a text, its cache, which is writable); None where the file is gone or damaged."""
+        """(the tokens of a text, its cache, which is writable); None if the file is gone or damaged."""
         try:
             with path.open("rb") as file:
                 data = bytearray(path.stat().st_size)
@@ -95,7 +95,7 @@ class PrefixFiles:
     def write(self, namespace: str, tokens: Sequence[int], cache: bytes | memoryview) -> Path | None:
         """Keep the cache of a text, in place of those that have little more than a beginning of it.
 
-        The files that were of no use for longest make room. Returns the file; None where it could not be written.
+        The files that were of no use for longest make room. Returns the file; None if it could not be written.
         """
         place, text = self._place(namespace), np.asarray(tokens, "<i4")
         parts = text.tobytes(), cache
@@ -134,7 +134,7 @@ class PrefixFiles:
         return known[1]
 
     def _make_room(self, n_bytes: int) -> bool:
-        """Remove files until `n_bytes` more are within the limit; False where they cannot be."""
+        """Remove files until `n_bytes` more are within the limit; False if they cannot be."""
         remove_unfinished(self._root.glob(f"*/.*{_SUFFIX}.*"))
         if n_bytes > self._limit_bytes:
             return False

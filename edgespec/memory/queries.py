@@ -38,7 +38,7 @@ class BuildPlan(NamedTuple):
 
 
 def read_epoch(database: Database) -> int:
-    """How many times texts have been forgotten. Raises CacheError, as everything here."""
+    """How often texts were forgotten. Raises CacheError, like every function here."""
     return int(database.query("SELECT coalesce(max(id), 0) FROM forgotten")[0][0])
 
 
@@ -107,7 +107,7 @@ def count_corpus_tokens(database: Database) -> int:
 
 
 def mark_used(database: Database, ids: Iterable[int]) -> None:
-    """These texts have been of use, and are kept longer."""
+    """Mark the texts as used, which keeps them longer."""
     with database.write() as db:
         statement = "REPLACE INTO uses (text, used) SELECT id, (SELECT max(id) FROM texts) FROM texts WHERE id = ?"
         db.executemany(statement, [(id,) for id in ids])
@@ -122,7 +122,7 @@ def list_segments(database: Database, key: SpaceKey) -> list[SegmentRow]:
 def add_segment(database: Database, key: SpaceKey, plan: BuildPlan, data: bytes, epoch: int) -> None:
     """Write a segment file as planned, of `build_segment`.
 
-    Nothing is written where texts were forgotten since `epoch`, or another process has built segments of these texts.
+    Nothing is written if texts were forgotten since `epoch`, or another process has built segments of these texts.
     """
     inside = f"space = {_SPACE} AND last >= ? AND first <= ?"
     name = f"{plan.first}-{plan.last}-{os.urandom(8).hex()}{SEGMENT_SUFFIX}"

@@ -33,7 +33,7 @@ def remove_texts(db: sqlite3.Connection, condition: str, parameters: Sequence[ob
 
 
 def age_out(database: Database, limit_bytes: int) -> None:
-    """Remove texts, those used longest ago first, where all of them and their segments need more than `limit_bytes`.
+    """Remove texts, those used longest ago first, if all of them and their segments need more than `limit_bytes`.
 
     Raises CacheError.
     """

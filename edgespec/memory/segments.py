@@ -33,7 +33,7 @@ _CORPUS = 0xFFFF_FFFF
 _N_SORTED = 256  # places of a match that are all looked at for the latest ones
 _WIDTH = 4  # bytes of a token and of a position
 _HALF = np.uint64(32)  # bits
-_N_SPREAD = 64  # places that are looked at where there are more: every one would be a cache miss
+_N_SPREAD = 64  # places that are looked at if there are more: every one would be a cache miss
 
 
 class DamagedSegment(Exception):
@@ -124,7 +124,7 @@ class Segment:
     """
 
     def __init__(self, data: bytes | mmap.mmap, texts: Sequence[StoredText] | None = None) -> None:
-        """`data` is of `build_segment`; `texts` are its texts where these are in no file yet."""
+        """`data` is of `build_segment`; `texts` are its texts if these are in no file yet."""
         *_, n_texts, n_positions, n_tokens = _HEADER.unpack_from(data)
         self.texts = texts
         self.n_tokens = n_tokens
@@ -222,7 +222,7 @@ class Place:
 
     @property
     def text_id(self) -> int:
-        """The text's row in the database; 0 where it was not stored when it was indexed."""
+        """The text's row in the database; 0 if it was not stored when it was indexed."""
         return int(self.segment.ids[self.segment.find_text(self.position)])
 
     def read(self, n: int) -> list[int]:
@@ -250,7 +250,7 @@ class Matches:
 def find_longest(segments: Sequence[Segment], end: bytes, limit: int) -> Matches | None:
     """The longest match of `end`, which is of `encode_end`, in segments whose most recent one is the last.
 
-    None where its last token precedes no token in any of them.
+    None if its last token precedes no token in any of them.
     """
     lengths = [segment.longest(end) for segment in segments]
     length = max(lengths, default=0)

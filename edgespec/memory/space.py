@@ -64,7 +64,7 @@ class MemorySpace:
     def find(self, text: Sequence[int], limit: int) -> Matches | None:
         """The longest match of the end of `text`, of MAX_MATCH tokens at most, and up to `limit` places, 1 or more.
 
-        None where its last token precedes no token of any text.
+        None if its last token precedes no token of any text.
         """
         if self._added:
             self.index_added()
@@ -77,7 +77,7 @@ class MemorySpace:
         """Keep a text, whose first `n_prompt` tokens are the prompt and the others the answer.
 
         It is found at once and stored in the background. `source` is the conversation or the like with which it is
-        forgotten, `epoch` the space's when the text was begun; None where that is now.
+        forgotten, `epoch` the space's when the text was begun; None if that is now.
         """
         if epoch is not None and epoch != self.epoch:
             return  # texts were forgotten since, and this may be one of them
@@ -89,7 +89,7 @@ class MemorySpace:
     def table(self, name: str, open: Callable[[bytes | None], T]) -> T:
         """What a drafter has learned from these texts: one object for all slots, made by `open` from what was saved.
 
-        It is saved in idle time. After texts were forgotten it is another object, made by `open(None)`: ask for it in
+        It is saved in idle time. Once texts are forgotten, `open(None)` makes a new one, so ask for it again in
         each generation.
         """
         with self._lock:
@@ -138,7 +138,7 @@ class MemorySpace:
         return new
 
     def sync(self, database: Database, segments: Sequence[queries.SegmentRow]) -> bool:
-        """Use these segments from now on; False where one is damaged or missing: it is removed, with the later ones.
+        """Use these segments from now on; False if one is damaged or missing: it is removed, with the later ones.
 
         Raises CacheError.
         """

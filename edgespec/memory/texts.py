@@ -52,9 +52,9 @@ class StoredText:
 
     tokens  [n] uint32
     n_lead  the first so many are stored elsewhere too, and give the others something to be found by
-    answer  the position where a model's answer starts; n where there is none
+    answer  the position where a model's answer starts; n if there is none
     keys    [blocks] see `block_keys`
-    id      the row in the database, in the order of storing; 0 until it is stored, -1 where it must not be
+    id      the row in the database, in the order of storing; 0 until it is stored, -1 if it must not be
     """
 
     tokens: Tokens

@@ -40,7 +40,7 @@ def use_adapted(drafters: Iterable[DrafterPlan], target: PlannedModel, folder: P
 def watch(drafter: DrafterPlan, target: Path | None, draft: Path | None, folder: Path | None) -> DrafterPlan:
     """`drafter`, whose model is at `draft`, with its versions in `folder` for the target at `target`.
 
-    The same where a path is None, or the model is in the target's file, or it is watched already. Raises CacheError for
+    The same if a path is None, or the model is in the target's file, or it is watched already. Raises CacheError for
     models that cannot be read.
     """
     if target is None or draft is None or folder is None or drafter.is_in_target or drafter.adaptation is not None:
@@ -78,7 +78,7 @@ def describe_version(card: Card) -> str:
 
 
 def read_active(pair: AdaptedPair) -> int | None:
-    """The number of the version in use; None where that is not known."""
+    """The number of the version in use; None if that is not known."""
     try:
         return pair.active_number()
     except EdgespecError:

@@ -154,7 +154,7 @@ def _list_files(snapshot: Path) -> tuple[RemoteFile, ...]:
 def _select_complete(
     reference: HubReference, snapshot: Path, listing: tuple[RemoteFile, ...] | None = None
 ) -> Selection | None:
-    """The files of a snapshot that `reference` names; None where some are missing."""
+    """The files of a snapshot that `reference` names; None if some are missing."""
     try:
         chosen = select_files(reference, listing or _list_files(snapshot), HubContext("", "", reference.repo))
     except HubError:

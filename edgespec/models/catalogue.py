@@ -59,8 +59,8 @@ class Part:
     """A target or a draft model.
 
     path   its GGUF file or MLX folder; None unless it is completely downloaded
-    size   bytes of all files; None where nothing says
-    facts  read from a local model, else guessed; None where nothing says how large it is, or its header is damaged
+    size   bytes of all files; None if nothing says
+    facts  read from a local model, else guessed; None if nothing says how large it is, or its header is damaged
     """
 
     reference: Reference
@@ -75,7 +75,7 @@ class Part:
 
     @property
     def missing(self) -> int | None:
-        """Bytes to download; None where nothing says."""
+        """Bytes to download; None if nothing says."""
         return 0 if self.here else self.size or (self.facts.weights if self.facts else None)
 
 
@@ -88,12 +88,12 @@ class Candidate:
     backend     its runtime
     draft       of an alias: the draft model that the registry pairs with it
     draft_by    what the registry pairs with an alias: 'model', or the kind of a trained head; else empty
-    acceptance  of the draft model; None where nothing was measured
-    about       of an alias: what the registry says of its weights
-    downloads   of the last month, of a repository that a search has found; None of others
+    acceptance  of the draft model; None if nothing was measured
+    about       of an alias: its size, license and known tasks
+    downloads   in the last month, if a search found the repository; else None
     problem     why nothing could be read from the hub, else empty
     fit         'tight' if little memory stays free or the draft model does not fit with the target
-    expected    None where the speed cannot be estimated
+    expected    None if the speed cannot be estimated
     faster      another type of weights of about the same size that is much faster here
     """
 
@@ -120,13 +120,13 @@ class Candidate:
 
     @property
     def missing(self) -> int | None:
-        """Bytes to download, with the draft model; 0 if it is here, None where nothing says."""
+        """Bytes to download, with the draft model; 0 if it is here, None if nothing says."""
         target = self.target.missing
         return None if target is None else target + (self.draft.missing or 0 if self.draft else 0)
 
     @property
     def plain(self) -> float | None:
-        """Tokens/s of plain decoding; None where it cannot be estimated."""
+        """Tokens/s of plain decoding; None if it cannot be estimated."""
         return 1 / self.expected.rows[1] if self.expected else None
 
     @property
@@ -431,7 +431,7 @@ def format_plain(model: Candidate) -> str:
 
 
 def format_drafted(model: Candidate) -> str:
-    """Tokens/s with the draft model; empty where they depend on the text, or are not known."""
+    """Tokens/s with the draft model; empty if they depend on the text, or are not known."""
     if model.drafted is None or model.plain is None:
         return ""
     low, high = model.drafted

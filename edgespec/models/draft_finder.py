@@ -170,7 +170,7 @@ class DraftFinder:
     def _find_head(self, spec: DrafterSpec | None) -> DrafterPlan | None:
         """The first head that fits, which is one for `spec` if given.
 
-        None where there is no head. Raises DraftRefused with the reasons where none of those that are there fits.
+        None if there is no head. Raises DraftRefused with the reasons if none of those that are there fits.
         """
         refusals: list[EdgespecError] = []
         for place, find in self._list_heads(spec):
@@ -194,7 +194,7 @@ class DraftFinder:
     def _list_heads(self, spec: DrafterSpec | None) -> Iterator[tuple[str, Callable[[], DrafterPlan]]]:
         """(where it is, what reads it) of the heads that are there, the best known first.
 
-        Reading one raises EdgespecError where it does not fit, or is not to be downloaded.
+        Reading one raises EdgespecError if it does not fit, or is not to be downloaded.
         """
         head, kind = self.pair.models.head, self.pair.models.head_kind
         is_asked = spec is not None or self.request.fetch_heads  # else nobody needs to hear of a kind that does not run

@@ -23,8 +23,8 @@ _SHORT_FORM = "skip"  # accepted, but not listed
 def parse_draft(text: str) -> list[DrafterPlan]:
     """The drafters that `text` names, joined by '+': 'ngram+model', 'ngram+./draft.gguf', 'layerskip:4+qspec'.
 
-    Methods of self-drafting together make one drafter. Whatever names no drafter is a reference to a draft model. Not
-    for 'auto'. Raises InvalidRequest.
+    Self-drafting methods combine into one drafter. A part that names no drafter refers to a draft model. Do not pass
+    'auto'. Raises InvalidRequest.
     """
     if text == NONE:
         return []
@@ -67,7 +67,7 @@ def complete_draft(text: str) -> Iterator[tuple[str, str]]:
 
 
 def describe_words() -> str:
-    """One line for a user who chooses: what --draft takes, with trained heads as one group."""
+    """The values of --draft in one line for the user, with trained heads as one group."""
     words = [format_word(word, spec) for word, spec in list_words() if spec.needs != "head"]
     heads = [format_word(word, spec) for word, spec in list_words() if spec.needs == "head"]
     return f"{', '.join([AUTO, NONE, *words, *heads])} (trained heads of the target), or a model; join them with '+'"
@@ -80,7 +80,7 @@ def format_word(word: str, spec: DrafterSpec) -> str:
 
 @contextmanager
 def naming_drafters(reference: str | None) -> Iterator[None]:
-    """Lists the drafters too where `reference` turns out to name no model: the user may have mistyped one."""
+    """Lists the drafters too if `reference` turns out to name no model: the user may have mistyped one."""
     try:
         yield
     except UnknownModel as error:

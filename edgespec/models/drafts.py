@@ -25,9 +25,9 @@ class DrafterPlan:
     self_draft  how the target drafts for itself
     model       its draft model or trained head; for a head in the target's own file the target
     mask_token  of a PARD model
-    head        what the file of `model` says, where that is a trained head
+    head        what the file of `model` says, if that is a trained head
     found       of a head that 'auto' has found: a sentence for the user once it is loaded, or shown in a plan
-    adaptation  the versions of `model` that were adapted to the user; None where it lies in the target or is not here
+    adaptation  the versions of `model` that were adapted to the user; None if it lies in the target or is not here
     """
 
     spec: DrafterSpec
@@ -74,7 +74,7 @@ class PlannedModel:
 class Adaptation:
     """The versions of a draft that were adapted to the user.
 
-    active  the number of the version that was to be used when it was last looked at; None where that was not known
+    active  the number of the version that was to be used when it was last looked at; None if that was not known
     card    of the version that is used; None for the draft itself
     """
 

@@ -97,7 +97,7 @@ def find_external_models(
 
 
 def read_gguf_size(path: Path) -> int | None:
-    """Bytes of a GGUF model, all parts together; None where a part is missing, unreadable or not GGUF."""
+    """Bytes of a GGUF model, all parts together; None if a part is missing, unreadable or not GGUF."""
     parts = [path.with_name(name) for name in list_parts(path.name)]
     if any(_read_start(part, len(MAGIC)) != MAGIC for part in parts):
         return None
@@ -156,7 +156,7 @@ def _find_weights(folder: Path, manifest: dict[str, Any]) -> Path | None:
 
 
 def _find_blob(folder: Path, named: dict[str, Any]) -> Path:
-    """The blob of a digest; a path that does not exist where it is none."""
+    """The blob of a digest; a path that does not exist if it is none."""
     digest = named.get("digest")
     is_digest = isinstance(digest, str) and _DIGEST.fullmatch(digest)
     return folder / "blobs" / (str(digest).replace(":", "-") if is_digest else "none")
@@ -179,7 +179,7 @@ def _walk_files(root: Path) -> Iterator[Path]:
 
 
 def _read_start(path: Path, count: int) -> bytes:
-    """The first bytes of a regular file; empty where they cannot be read. Reading a pipe or device could block."""
+    """The first bytes of a regular file; empty if they cannot be read. Reading a pipe or device could block."""
     try:
         if not path.is_file():
             return b""
@@ -190,7 +190,7 @@ def _read_start(path: Path, count: int) -> bytes:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a small file; empty where there is none."""
+    """The JSON object in a small file; empty if there is none."""
     try:
         found = json.loads(_read_start(path, MAX_SMALL_FILE_BYTES))
     except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ from edgespec.models.file_selection import parse_quant
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """`n_bytes` are those of the weights; `parameters` is None where shapes are not known."""
+    """`n_bytes` are those of the weights; `parameters` is None if shapes are not known."""
 
     format: str
     family: str

@@ -28,7 +28,7 @@ _HEAD = re.compile(r"(?:^|/)mtp-[^/]*$", re.IGNORECASE)  # MTP layers in a file 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file of a repository: `size` in bytes; `etag`, where the hub states one, is a sha256 or a git hash."""
+    """A file of a repository: `size` in bytes; `etag`, if the hub states one, is a sha256 or a git hash."""
 
     path: str
     size: int

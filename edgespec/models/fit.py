@@ -106,7 +106,7 @@ class Fit:
 
 
 def read_memory(backend: FileBackend, devices: Sequence[str] | None = None) -> Memory:
-    """The memory of this machine and of the runtime's `devices`, None for all; without them where the runtime is not
+    """The memory of this machine and of the runtime's `devices`, None for all; without them if the runtime is not
     installed. Raises InvalidRequest for a device that there is not.
     """
     try:
@@ -175,7 +175,7 @@ def kv_bytes(header: ModelMetadata, context: int, kv_type: str = "f16") -> int:
 
 
 def state_bytes(model: ModelMetadata) -> int:
-    """Bytes of the recurrent states of one cache on llama.cpp, which holds several where it can go back to them; 0 for
+    """Bytes of the recurrent states of one cache on llama.cpp, which holds several if it can go back to them; 0 for
     a folder.
     """
     if isinstance(model, Folder):
@@ -273,7 +273,7 @@ def check_fit(
 
 
 def _own_part_error(fit: Fit, own: Memory, share: float) -> DoesNotFit:
-    """The error where the drafts and `share` of the target take more than `own`, this machine's memory."""
+    """The error if the drafts and `share` of the target take more than `own`, this machine's memory."""
     drafts = f", the drafts {gib(fit.draft.total)}" if fit.draft else ""
     return DoesNotFit(
         f"on this machine its layers need {gib(int(share * fit.target.total))}{drafts}, and {_say_usable(own)}.",
@@ -305,8 +305,8 @@ class Placement(NamedTuple):
 def place_layers(target: Header, fit: Fit, *, flash: bool = False) -> Placement:
     """Choose what the accelerators hold beside caches and drafts.
 
-    Where they have no room for a whole mixture of experts, experts stay in RAM rather than layers: few of them are read
-    for a token. Where layers stay in RAM llama.cpp computes without flash attention, unless it was asked for (`flash`).
+    If they have no room for a whole mixture of experts, experts stay in RAM rather than layers: few of them are read
+    for a token. If layers stay in RAM, llama.cpp computes without flash attention, unless it was asked for (`flash`).
     It divides layers among accelerators by their number, so a mixture whose layers differ has shares.
     """
     devices, used = fit.memory.devices, fit.memory.layer_devices
@@ -335,21 +335,21 @@ def place_layers(target: Header, fit: Fit, *, flash: bool = False) -> Placement:
 
 
 def _fill(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...] | None:
-    """How many of `sizes` each room takes in their order; None where there is not enough room."""
+    """How many of `sizes` each room takes in their order; None if there is not enough room."""
     counts: list[int] = []
     for room in rooms:
         counts.append(sum(each <= room for each in accumulate(sizes[sum(counts) :])))
     return tuple(counts) if sum(counts) == len(sizes) else None
 
 
-# What decoding a model costs, from its header or, where that was not read, from the number of its parameters.
+# What decoding a model costs, from its header or, if that was not read, from the number of its parameters.
 #
 # A header is several MB, mostly vocabulary, so what follows from it is stored.
 
 
 _VERSION = 7  # of the stored facts
 _BITS = 4.85  # a weight of a 4-bit model, the mean of Q4_K_M files of 7B to 70B
-_ADDED = 1.15  # memory over weights with a context of 8,192 tokens, where no header says more
+_ADDED = 1.15  # memory over weights with a context of 8,192 tokens, if no header says more
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +360,7 @@ class ModelFacts:
     needed      of memory with a context of 8,192 tokens, or the trained one if that is shorter
     read        of the weights that a forward of one row reads, by their type; empty for MLX models, whose speed is not
                 estimated
-    parameters  in billions; None where nothing says
+    parameters  in billions; None if nothing says
     mixture     whether rows may route to different experts
     exact       read from the header, not derived from the number of parameters
     """

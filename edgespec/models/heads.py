@@ -1,4 +1,4 @@
-"""Trained heads among the models that a user names: found by their metadata, and refused where they cannot draft."""
+"""Trained heads among the models that a user names: found by their metadata, and refused if they cannot draft."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def find_head(metadata: ModelMetadata) -> HeadSpec | None:
 
 
 def read_draft(source: Source, hub: Hub, *, is_head: bool) -> tuple[ModelMetadata, HeadSpec | None]:
-    """The metadata of a draft, and what it says of the trained head if that is all that the file or folder holds.
+    """The metadata of a draft, and the spec of its trained head if the file or folder holds nothing else.
 
-    Folders of heads need no tokenizer. Of a folder on the hub the tensors' shapes are read where its config names a
-    head, or where it `is_head` as the user says. Raises as read_metadata does.
+    Folders of heads need no tokenizer. The tensor shapes of a hub folder are read if its config names a head or the
+    user calls it one (`is_head`). Raises the errors of read_metadata.
     """
     head = read_head(source.path) if isinstance(source, LocalModel) and source.kind == "mlx" else None
     if isinstance(source, LocalModel) and head is not None and not head.in_target:
@@ -96,13 +96,13 @@ def drafter_of(kind: HeadKind) -> DrafterSpec:
 
 
 def _hidden_size(metadata: ModelMetadata) -> int | None:
-    """Reads the hidden size of a model; None where its metadata does not say."""
+    """Reads the hidden size of a model; None if its metadata does not say."""
     found = metadata.own("embedding_length") if isinstance(metadata, Header) else metadata.integer("hidden_size")
     return found if isinstance(found, int) else None
 
 
 def _vocab_size(model: ModelMetadata, head: HeadSpec | None = None) -> int | None:
-    """Reads the vocabulary of a target, or that of the target of `head`; None where its metadata does not say.
+    """Reads the vocabulary of a target, or that of the target of `head`; None if its metadata does not say.
 
     Vocabularies of GGUF files are compared whole. A head may score only a part of its target's tokens.
     """
@@ -128,7 +128,7 @@ def check_kind(backend: BackendName, name: str, kind: HeadKind) -> None:
 
 @contextmanager
 def naming_heads(named: Reference) -> Iterator[None]:
-    """Says that `named` is a head where it is refused as a model: a folder on llama.cpp, a GGUF file on MLX."""
+    """Says that `named` is a head if it is refused as a model: a folder on llama.cpp, a GGUF file on MLX."""
     try:
         yield
     except (InvalidModelFile, UnknownModel) as error:

@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"(?:https://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+
 
 
 def find_original(reference: Reference, registry: Registry, *, is_head: bool = False) -> str | None:
-    """The original of a model that an alias names; None where the registry states none.
+    """The original of a model that an alias names; None if the registry states none.
 
     `is_head`: a head or a PARD model, which may lie in the repository of its target.
     """
@@ -39,7 +39,7 @@ def find_original(reference: Reference, registry: Registry, *, is_head: bool = F
 
 
 def read_gguf_original(header: Header) -> tuple[str, str] | None:
-    """(repository, the key that names it) of the weights that a GGUF file was made from; None where it does not say.
+    """(repository, the key that names it) of the weights that a GGUF file was made from; None if it does not say.
 
     A fine-tune's base model is not its original: a repository without the name of the fine-tune is left out.
     """

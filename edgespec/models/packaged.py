@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def find_packaged(reference: PackagedFile) -> Path | None:
-    """The file on this machine, in edgespec's assets or in another installed package; None where it is in neither.
+    """The file on this machine, in edgespec's assets or in another installed package; None if it is in neither.
 
     No package is imported for it.
     """

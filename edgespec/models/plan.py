@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def findings(self) -> list[str]:
-        """Sentences that say which heads 'auto' has found, and which adapted drafts are used; a load says them too."""
+        """Sentences on the heads that 'auto' found and the adapted drafts in use; loading reports them too."""
         return [*(each.found for each in self.drafters if each.found), *map(describe_version, self.cards)]
 
     @property
@@ -86,7 +86,7 @@ class Plan:
 def plan(request: LoadConfig, registry: Registry, hub: Hub, *, opened: Plan | None = None, stays: bool = False) -> Plan:
     """Choose the runtime, resolve the models, read their headers, compare tokenizers, check memory.
 
-    `opened` is that of a model that is open, whose memory counts as free. Where it `stays`, it is the target itself,
+    `opened` is that of a model that is open, whose memory counts as free. If it `stays`, it is the target itself,
     which keeps its caches, layers and workers; else it will have been closed before the load.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
@@ -155,7 +155,7 @@ def _set_context_size(options: LoadOptions, facts: ModelMetadata) -> LoadOptions
 def _free(own: Memory, opened: Fit, stays: bool) -> Memory:
     """`own`, this machine's memory, as it was before a model was opened; its devices as they were then.
 
-    Where the model `stays`, its mapped weights count as available RAM already.
+    If the model `stays`, its mapped weights count as available RAM already.
     """
     memory, share = opened.own or (opened.memory, 1.0)
     in_ram = max(0, opened.needed_here - memory.own_device_bytes)
@@ -167,12 +167,12 @@ def _free(own: Memory, opened: Fit, stays: bool) -> Memory:
 
 
 def _without_ram(own: Memory, options: LoadOptions) -> Memory:
-    """`own` as far as it holds layers beside workers: GPUs, where there are any, take all of this machine's part."""
+    """`own` as far as it holds layers beside workers: GPUs, if there are any, take all of this machine's part."""
     return replace(own, ram_available=0) if options.gpu_layers is None and own.own_devices else own
 
 
 def _place(options: LoadOptions, target: ModelMetadata, fit: Fit, opened: LoadOptions | None) -> LoadOptions:
-    """`options` with the layers that accelerators have memory for, where the user has not set them, or as they are in a
+    """`options` with the layers that accelerators have memory for, if the user has not set them, or as they are in a
     target that is `opened` already. A draft for which a target would have to make room is in RAM.
     """
     chosen = (options.gpu_layers, options.n_cpu_moe, options.tensor_split, options.override_tensor)
@@ -205,8 +205,8 @@ def _is_together(options: LoadOptions, target: ModelMetadata) -> bool:
 
 
 def _keep_flash_attention(options: LoadOptions, target: ModelMetadata, fit: Fit) -> LoadOptions:
-    """`options` with flash attention on where there is no memory for what a processor holds without it: by default it
-    is turned off where that was measured to be faster.
+    """`options` with flash attention on if there is no memory for what a processor holds without it: by default it
+    is turned off if that was measured to be faster.
     """
     scores = (1 if _is_together(options, target) else fit.caches) * score_bytes(target, fit.context)
     if options.flash_attention is None and not fit.memory.devices and scores > max(fit.headroom, 0):

@@ -86,7 +86,7 @@ def _parse(text: object) -> Reference:
 
 
 def _prepare_pair(table: object) -> object:
-    """A pair's table with the packaged file as its target where `package` names one that is installed."""
+    """A pair's table with the packaged file as its target if `package` names one that is installed."""
     if not isinstance(table, dict):
         return table
     if ("head" in table) != ("head_kind" in table):
@@ -111,9 +111,9 @@ class _Table:
 
 @dataclass(frozen=True, slots=True)
 class Originals(_Table):
-    """`user/repo` of the weights as their authors released them; None where none is stated.
+    """`user/repo` of the weights as their authors released them; None if none is stated.
 
-    head  that of the target where the head lies in the target's own files
+    head  that of the target if the head lies in the target's own files
     """
 
     target: _Repository | None = None
@@ -124,7 +124,7 @@ class Originals(_Table):
 
 @dataclass(frozen=True, slots=True)
 class About(_Table):
-    """What helps to choose a model. None or empty where nothing is stated.
+    """What helps to choose a model. None or empty if nothing is stated.
 
     parameters  of the target, in billions
     active      those of them that one token uses, in a mixture of experts
@@ -140,7 +140,7 @@ class About(_Table):
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults(_Table):
-    """Sampling parameters recommended by a model's authors; None where they give none.
+    """Sampling parameters recommended by a model's authors; None if they give none.
 
     max_tokens  of an answer, for a model that does not end its answers itself
     """
@@ -168,16 +168,16 @@ class SamplingDefaults(_Table):
 class Pair(_Table):
     """A target and its draft models.
 
-    target      a file of a Python package where `package` names one that is installed
+    target      a file of a Python package if `package` names one that is installed
     draft       None: n-gram drafting
     pard        a PARD model, which drafts several tokens in one forward
-    pard_token  its mask token; None where its own files name it
+    pard_token  its mask token; None if its own files name it
     head        a trained head of the target, in files of its own
     head_kind   its kind
     head_verified  whether it was run with this target
     with_head   whose GGUF files of the target's model hold its MTP head
     verified    whether the file names were seen in a public source; a pull checks them in any case
-    acceptance  measured for this pair; None where nothing was measured
+    acceptance  measured for this pair; None if nothing was measured
     """
 
     target: _Model
@@ -222,7 +222,7 @@ class Registry:
 
     @property
     def default(self) -> str:
-        """What is opened where no model is named: the reference in EDGESPEC_MODEL, else the first model for chats whose
+        """What is opened if no model is named: the reference in EDGESPEC_MODEL, else the first model for chats whose
         package is installed, else the embedded pair.
         """
         if named := os.environ.get("EDGESPEC_MODEL"):

@@ -39,8 +39,8 @@ NOT_FORETOLD = "`edgespec draft build` and `edgespec bench` measure them"
 class DraftSpeed:
     """What chains of drafts are expected to gain.
 
-    alone       without the time of the network, where the model has workers
-    acceptance  per token, the registry's figures; None where it has none
+    alone       without the time of the network, if the model has workers
+    acceptance  per token, the registry's figures; None if it has none
     """
 
     expected: SpeedEstimate
@@ -49,7 +49,7 @@ class DraftSpeed:
 
     @property
     def token_cost(self) -> float | None:
-        """Plain steps that a drafted token takes; None where drafts cost nothing."""
+        """Plain steps that a drafted token takes; None if drafts cost nothing."""
         return self.expected.draft_s / self.expected.rows[1] if self.expected.draft_s else None
 
     @property
@@ -59,7 +59,7 @@ class DraftSpeed:
 
     @property
     def pays_when_free(self) -> float | None:
-        """The acceptance from which drafts that cost nothing pay; None where none do."""
+        """The acceptance from which drafts that cost nothing pay; None if none do."""
         return replace(self.expected, draft_s=None).pays_from
 
     def to_dict(self) -> dict[str, Any]:
@@ -126,7 +126,7 @@ class PlanReport:
 
     heads     the trained heads among its drafters, with their memory
     settings  of llama.cpp, as measured; None before that, and on other runtimes
-    speed     None where it is not asked for, or a reason why none can be told
+    speed     None if it is not asked for, or a reason why none can be told
     """
 
     planned: Plan
@@ -152,7 +152,7 @@ class PlanReport:
 
     @property
     def lacking_here(self) -> int:
-        """Bytes that this machine lacks, where workers have a part of the model."""
+        """Bytes that this machine lacks, if workers have a part of the model."""
         return max(0, -self.planned.fit.own_headroom) if self.planned.network is not None else 0
 
     def to_dict(self) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _describe_head(label: str, head: HeadSpec, cost: MemoryEstimate) -> dict[str
 
 
 def _load_settings(planned: Plan, hub: Hub) -> RuntimeSettings | None:
-    """The stored settings of a target on llama.cpp; None where they are not measured yet. Raises CacheError."""
+    """The stored settings of a target on llama.cpp; None if they are not measured yet. Raises CacheError."""
     path = find_local(planned.target, hub) if planned.backend == "llamacpp" else None
     return SettingsStore(path).load(planned.backend, planned.options) if path is not None else None
 
@@ -278,7 +278,7 @@ def _estimate_speed(planned: Plan, report: Callable[[str], None]) -> Speed | str
 
 
 def _is_split(options: LoadOptions, target: Header) -> bool:
-    """Whether GPUs compute a part of the target's layers or experts, where no workers share it."""
+    """Whether GPUs compute a part of the target's layers or experts, if no workers share it."""
     layers, count = options.gpu_layers, target.own("block_count") or 0
     has_some = layers is not None and 0 < layers <= count
     in_ram = bool(options.n_cpu_moe) or any(name == RAM for _, name in split_places(options.override_tensor))
@@ -286,7 +286,7 @@ def _is_split(options: LoadOptions, target: Header) -> bool:
 
 
 def describe_faster(target: ModelMetadata) -> str | None:
-    """A sentence on another type of weights that would be much faster, at about the same size; None where none is.
+    """A sentence on another type of weights that would be much faster, at about the same size; None if none is.
 
     Only what is stored of this machine is used.
     """

@@ -75,7 +75,7 @@ def resolve_pair(text: str | None, backend: FileBackend, registry: Registry, hub
 
 
 def find_pard_token(model: ModelMetadata) -> int | None:
-    """The mask token that the model's own files name; None where they name none."""
+    """The mask token that the model's own files name; None if they name none."""
     token: object = model.metadata.get(_PARD_KEY) if isinstance(model, Header) else model.config.get("pard_token")
     return token if type(token) is int and token >= 0 else None
 
@@ -141,7 +141,7 @@ def fetch_source(source: Source, hub: Hub) -> Path:
 
 
 def find_local(source: Source, hub: Hub) -> Path | None:
-    """The GGUF file or MLX folder of a source; None where a file of it is not downloaded."""
+    """The GGUF file or MLX folder of a source; None if a file of it is not downloaded."""
     if isinstance(source, LocalModel):
         return source.path
     paths = [snapshot_path(hub.cache_dir, source, file.path) for file in source.files]
@@ -151,7 +151,7 @@ def find_local(source: Source, hub: Hub) -> Path | None:
 
 
 def detect_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx: bool) -> FileBackend:
-    """The runtime for the format of the model `text`; where an alias has both formats, MLX if `prefer_mlx`.
+    """The runtime for the format of the model `text`; if an alias has both formats, MLX if `prefer_mlx`.
 
     Raises UnknownModel, HubError.
     """
@@ -165,7 +165,7 @@ def detect_backend(text: str | None, registry: Registry, hub: Hub, *, prefer_mlx
 
 
 def detect_local_backend(path: Path, *, prefer_mlx: bool) -> FileBackend:
-    """The runtime for a file or folder; where a folder has both formats, MLX if `prefer_mlx`."""
+    """The runtime for a file or folder; if a folder has both formats, MLX if `prefer_mlx`."""
     is_folder = (path / "config.json").is_file() and any(path.glob("*.safetensors"))
     return "mlx" if is_folder and (prefer_mlx or not any(path.glob("*.gguf"))) else "llamacpp"
 
@@ -184,7 +184,7 @@ def _find_entry(reference: Reference, backend: FileBackend, registry: Registry) 
 
 
 def choose_pair(entry: Entry, backend: FileBackend) -> Pair:
-    """The pair of an alias for `backend`. Raises UnknownModel where it has none."""
+    """The pair of an alias for `backend`. Raises UnknownModel if it has none."""
     pair = entry.pair(backend)
     if pair is None:
         other = "mlx" if backend == "llamacpp" else "llamacpp"

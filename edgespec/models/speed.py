@@ -45,7 +45,7 @@ _SLOW_BLOCK_S = 1e-3  # of narrow blocks: a device that is no faster than a proc
 _FEW, _MANY, _NARROW = 2, 18, 256  # blocks, and their width, from which the time of a block is measured
 _TYPE_PROFILE_S = 0.6  # for each type
 _MEASURED_CONTEXT = 512
-_LEAST = 0.05  # of a measured time: what is left of it at least where others are taken off
+_LEAST = 0.05  # of a measured time: what is left of it at least if others are taken off
 _ROUND_S = 4e-4  # of the loop in each round, outside of the forward
 COMMON = frozenset({"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16"})
 _MEASURABLE = GGML_NAMES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"}
@@ -77,7 +77,7 @@ class SpeedEstimate:
         return (depth, speedup) if round(speedup, 2) > 1 else (0, 1.0)
 
     def with_network(self, wait_s: float) -> SpeedEstimate:
-        """The same where each forward of the target waits for a network."""
+        """The same if each forward of the target waits for a network."""
         return replace(self, rows={n: seconds + wait_s for n, seconds in self.rows.items()})
 
     @property
@@ -123,7 +123,7 @@ class MachineSpeed:
     rates: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def estimate(self, target: Mapping[str, float], draft: Mapping[str, float] | None = None) -> SpeedEstimate | None:
-        """Estimates models of which a row reads so many bytes of each type; None where the main one is not measured."""
+        """Estimates models of which a row reads so many bytes of each type; None if the main one is not measured."""
         rows = self._forward_s(target)
         drafted = self._forward_s(draft) if draft else {}
         return SpeedEstimate(rows, drafted.get(1)) if rows else None
@@ -195,8 +195,8 @@ def measure_speed(
 ) -> MachineSpeed:
     """What is stored, and what of `types` is not, or all of them `again`: measured and stored. Raises Cancelled.
 
-    Takes about a second for each type, in a child process, which may abort. Types are left out where llama.cpp or
-    the memory does not allow the measurement. `report` is told in words what is being done.
+    Takes about a second for each type, in a child process, which may abort. Types are left out if llama.cpp or
+    the memory does not allow the measurement. `report` is called with words for what is being done.
     """
     stored = load_speed(options)
     missing = sorted(_MEASURABLE.intersection(types) - (set() if again else stored.rates.keys()))
@@ -320,7 +320,7 @@ def _path() -> Path:
 
 
 def _layers(options: LoadOptions) -> int | None:
-    """0 where the processor computes all layers, else None: what is measured is all in one place."""
+    """0 if the processor computes all layers, else None: what is measured is all in one place."""
     return 0 if options.gpu_layers == 0 else None
 
 

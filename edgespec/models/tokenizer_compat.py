@@ -2,10 +2,10 @@
 
 The rule, over a `Vocabulary`:
 
-- The kind of tokenizer, the ids of BOS, EOS and end of turn, and the add-BOS flag agree where both state them.
+- The kind of tokenizer, the ids of BOS, EOS and end of turn, and the add-BOS flag agree if both state them.
 - Every id that both have is spelled the same.
 - An id that only one has is no ordinary text: it is a control token, or spelled like one (<image>). Models of one
-  family differ in such tokens. The draft never proposes an id that the target lacks, and stops drafting where the
+  family differ in such tokens. The draft never proposes an id that the target lacks, and stops drafting if the
   text has one that it lacks itself.
 
 Padding is no part of a vocabulary, because conversions round the number of ids up differently. Pre-tokenizer and
@@ -40,9 +40,9 @@ class Vocabulary:
     tokens      spelling by id, without padding
     size        number of ids, with padding
     is_control  whether an id of `tokens` is a control token
-    kind        name of the tokenizer model; None where it is not stated
+    kind        name of the tokenizer model; None if it is not stated
     ids         special ids that are stated, by their description
-    add_bos     whether every text starts with BOS; None where it is not stated
+    add_bos     whether every text starts with BOS; None if it is not stated
     """
 
     tokens: Mapping[int, str]
@@ -54,9 +54,9 @@ class Vocabulary:
 
 
 def find_tokenizer_mismatch(target: ModelMetadata | Tokenizer, draft: ModelMetadata | Tokenizer) -> str | None:
-    """The first difference of the two vocabularies, as a sentence without its full stop; None where they agree.
+    """The first difference of the two vocabularies, as a sentence without its full stop; None if they agree.
 
-    None also where they cannot be compared before loading: a GGUF header with a folder, or a folder without
+    None also if they cannot be compared before loading: a GGUF header with a folder, or a folder without
     tokenizer.json. Raises InvalidModelFile for a folder whose vocabulary is damaged.
     """
     if isinstance(target, Folder) != isinstance(draft, Folder):

@@ -150,7 +150,7 @@ class AdaptedPair:
     def add(self, card: Card, save: Callable[[Path], None]) -> Card:
         """Add a version and use it; returns its card with the fields that are set here. Old versions are removed.
 
-        `save` writes the draft to the path that it is given, which it creates as a file or a folder. Where it fails or
+        `save` writes the draft to the path that it is given, which it creates as a file or a folder. If it fails or
         the process dies, all is as before.
         """
         with _using(self.folder), self._lock():
@@ -178,7 +178,7 @@ class AdaptedPair:
         return card
 
     def active_number(self) -> int:
-        """The number of the version in use; BASE for none. Raises InvalidModelFile where that is damaged."""
+        """The number of the version in use; BASE for none. Raises InvalidModelFile if that is damaged."""
         with _using(self.folder):
             text = self._read_active()
         if not text.isascii() or not text.isdigit():
@@ -186,12 +186,12 @@ class AdaptedPair:
         return int(text)
 
     def active(self) -> AdaptedDraft | None:
-        """The version in use; None for the base draft. Raises InvalidModelFile where it is damaged or missing."""
+        """The version in use; None for the base draft. Raises InvalidModelFile if it is damaged or missing."""
         number = self.active_number()
         return self.read(number) if number != BASE else None
 
     def read(self, version: int) -> AdaptedDraft:
-        """A version. Raises InvalidModelFile where it is damaged or missing."""
+        """A version. Raises InvalidModelFile if it is damaged or missing."""
         folder = self.folder / str(version)
         path = next((folder / name for name in (_FOLDER, _FILE) if (folder / name).exists()), None)
         if path is None:

@@ -21,7 +21,7 @@ Event = dict[str, Any]
 class Block:
     """A stretch of an answer: reasoning, text, or a call with its arguments as `text`. `number` counts the calls;
     `written_id` is the id that the model gave a call, by which it will know the result, or "". `scores`: the logprobs
-    of a text's tokens, where a Writer assigns them.
+    of a text's tokens, if a Writer assigns them.
     """
 
     kind: Literal["reasoning", "text", "call"]

@@ -139,7 +139,7 @@ def status_routes(models: Models, metrics: ServerMetrics) -> list[Route]:
 
 
 def _describe_cache(slot: ModelSlot, state: SlotState) -> dict[str, Any]:
-    """The state of one KV cache, in llama.cpp's keys where it has them."""
+    """The state of one KV cache, in llama.cpp's keys if it has them."""
     return {
         "id": state.number,
         "model": slot.name,

@@ -141,7 +141,7 @@ class Guard:
 
 
 def _to_origin_form(scope: Scope) -> Scope:
-    """`scope` with the path alone where the request line has a whole address, as proxies send it.
+    """`scope` with the path alone if the request line has a whole address, as proxies send it.
 
     The host in that line counts, and not the header's (RFC 9112, 3.2.2).
     """
@@ -252,7 +252,7 @@ def _check_name(name: str) -> None:
 
 
 def add_key(path: Path, name: str, *, may_manage: bool = False, remembers: bool = False) -> str:
-    """Append a new key to a file, which is made where there is none, for its owner only. The key is in no file.
+    """Append a new key to a file, which is made if there is none, for its owner only. The key is in no file.
 
     Raises InvalidRequest for a name that is taken or not allowed and for a damaged file, CacheError.
     """

@@ -62,7 +62,7 @@ async def serve(app: ASGIApp, listeners: Sequence[socket.socket], tls: ssl.SSLCo
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the limit of open files where it is low and the system allows it; the limit that holds."""
+    """Raise the limit of open files if it is low and the system allows it; the limit that holds."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _DESCRIPTORS:
         return _DESCRIPTORS
@@ -165,7 +165,7 @@ def listen_tcp(host: str, port: int, *, is_only: bool = True) -> socket.socket:
 def listen_unix(path: Path) -> Iterator[socket.socket]:
     """A listening Unix socket that only this user can connect to; its file is removed at the end.
 
-    The socket of a killed server is replaced. Raises InvalidRequest where there is another file or program.
+    The socket of a killed server is replaced. Raises InvalidRequest if there is another file or program.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         mask = os.umask(0o177)

@@ -174,14 +174,14 @@ def warn_of_fields(given: Mapping[str, Any]) -> tuple[str, ...]:
 class GenerationBody(ResidencyBody, ABC):
     """The fields of all bodies that ask for `n` answers to each of their prompts, at once or as a stream.
 
-    `draft_max`, llama.cpp's `speculative.n_max`, is how many tokens are drafted at once, at most. Where `memory` is
+    `draft_max`, llama.cpp's `speculative.n_max`, is the most tokens that are drafted at once. If `memory` is
     false, the memory neither keeps this call's texts nor drafts from earlier ones.
     """
 
     model_config = ConfigDict(extra="allow")
 
     refused: ClassVar[tuple[str, ...]] = ()
-    """Fields that are not supported, and must not be ignored where the model runs here."""
+    """Fields that are not supported, and must not be ignored when the model runs here."""
 
     model: AnyModelName = ""
     stream: bool | None = False
@@ -200,7 +200,7 @@ class GenerationBody(ResidencyBody, ABC):
         """What writes the answers."""
 
     def generation_spec(self) -> GenerationSpec:
-        """What is asked of the engine, where there is one prompt. Raises InvalidRequest."""
+        """What is asked of the engine, if there is one prompt. Raises InvalidRequest."""
         raise NotImplementedError
 
     def generation_specs(self) -> list[GenerationSpec]:
@@ -363,7 +363,7 @@ _PYTHON = re.compile(r"^Value error, | or instance of \w+|, unable to .*| after 
 def describe_fault(error: ValidationError, value: Any) -> str:
     """The fault that lies deepest in `value`, without the values in it.
 
-    Where a field has several types, this is the fault of the type that the field comes nearest to.
+    If a field has several types, this is the fault of the type that the field comes nearest to.
     """
     errors = error.errors(include_input=False, include_url=False, include_context=False)
     deepest = _find_path(max(errors, key=lambda each: (len(_find_path(each, value)), len(each["loc"]))), value)

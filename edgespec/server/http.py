@@ -327,7 +327,7 @@ def require_manager() -> None:
     """Raises HttpError (403) unless the caller of the current request may load and unload models.
 
     A key may manage models if its entry says so (`edgespec key add NAME --manage`), and so may that of --api-key.
-    Where a server has no keys, callers on this machine may.
+    If a server has no keys, callers on this machine may.
     """
     if not request_context().caller.may_manage:
         raise HttpError(
@@ -356,7 +356,7 @@ def _name_process() -> str:
 
 
 def check_proxy_loop(headers: Mapping[str, str]) -> None:
-    """Keep for `format_via` who has passed a request on. Raises HttpError (508) where it was here before."""
+    """Keep for `format_via` who has passed a request on. Raises HttpError (508) if it was here before."""
     servers = _SERVER.findall(headers.get("via", ""))
     if _name_process() in servers:
         raise HttpError(

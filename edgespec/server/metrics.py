@@ -94,7 +94,7 @@ class ServerMetrics:
         }
 
     def count_request(self, context: RequestContext, failure: str) -> None:
-        """Count a request that has ended. `failure`: its kind; "" where it has not failed."""
+        """Count a request that has ended. `failure`: its kind; "" if it has not failed."""
         key = context.caller.name
         self.metric("requests", key, str(context.status)).inc()
         self.metric("key_tokens", key, "prompt").inc(context.prompt_tokens)

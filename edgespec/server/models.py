@@ -51,7 +51,7 @@ class LocalModel(NamedTuple):
     """A model of this machine.
 
     keep_alive_s  how long it stays loaded; None: as the policy says
-    facts         what its file tells; None where it is not downloaded
+    facts         what its file tells; None if it is not downloaded
     """
 
     config: LoadConfig
@@ -92,7 +92,7 @@ class Models:
         return [*self.slots.values(), *self.remotes.values()]
 
     def choose(self, name: str) -> AnySlot:
-        """The model of a call. Where the server was started with one, that answers to unknown names too.
+        """The model of a call. If the server was started with one, that answers to unknown names too.
 
         Raises UnknownModel.
         """
@@ -122,7 +122,7 @@ class Models:
 
     @asynccontextmanager
     async def turn(self, slot: AnySlot, *, is_new: bool = True) -> AsyncIterator[ModelInfo | None]:
-        """Wait for a turn in `slot` and load its model. Raises HttpError where `is_new` and the queue is full, or any
+        """Wait for a turn in `slot` and load its model. Raises HttpError if `is_new` and the queue is full, or any
         EdgespecError.
         """
         async with slot.turn(is_new=is_new):
@@ -138,7 +138,7 @@ class Models:
             yield await self._require(slot)
 
     async def ask(self, slot: ModelSlot, ask: Callable[[EngineClient], Stream[Sequence[T]]]) -> Sequence[T] | None:
-        """What the engine of a loaded model knows; None where it does not answer at once."""
+        """What the engine of a loaded model knows; None if it does not answer at once."""
         if slot.client is not None and slot.model_info is not None:
             with suppress(TimeoutError, EdgespecError):
                 return await asyncio.wait_for(ask(slot.client).wait(), _ASK_S)
@@ -206,7 +206,7 @@ class Models:
 
 
 def require_local(slot: AnySlot) -> ModelSlot:
-    """`slot`, where its model is one of this machine. Raises InvalidRequest."""
+    """`slot`, if its model is one of this machine. Raises InvalidRequest."""
     if isinstance(slot, RemoteSlot):
         raise InvalidRequest(f"'{slot.name}' is a model of another server, which manages it.", hint="Ask that server.")
     return slot
@@ -215,7 +215,7 @@ def require_local(slot: AnySlot) -> ModelSlot:
 async def generate(
     request: Request, models: Models, body: GenerationBody, stream: type[EventStream] = EventStream
 ) -> Response:
-    """The response to `body`: whole, or a `stream` where it asks for one. Raises any EdgespecError."""
+    """The response to `body`: whole, or a `stream` if it asks for one. Raises any EdgespecError."""
     slot = models.choose(body.model)
     body.model = body.model or slot.name  # which the answer repeats
     writer, warnings = body.writer(), slot.apply_keep_alive(body.keep_alive)

@@ -304,7 +304,7 @@ def _describe(slot: AnySlot) -> dict[str, Any]:
 
 
 def _size(slot: AnySlot) -> int:
-    """Bytes of the weights; 0 where they are not known."""
+    """Bytes of the weights; 0 if they are not known."""
     facts = slot.facts if isinstance(slot, ModelSlot) else None
     return facts.n_bytes if facts is not None else 0
 

@@ -37,7 +37,7 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """Names whose texts the caller's are, also where none are kept; strangers on other machines are one."""
+        """Names whose texts the caller's are, even if none are kept; strangers on other machines are one."""
         return name_namespace(self.name) if self.name or self.may_manage or self.remembers else _STRANGERS
 
     @property
@@ -76,7 +76,7 @@ class RequestContext:
     caller         who sent it
     status         that of the response; 0 before there is one
     failure        the status and the message of the error, which may follow the beginning of a stream
-    model          its name; "" where the request names none
+    model          its name; "" if the request names none
     prompt_tokens  read for it
     answers        generated for it, also after its client has left
     servers        those of edgespec that have passed it on, in order

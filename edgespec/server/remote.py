@@ -195,7 +195,7 @@ _REPORTED = {"usage": dict, "timings": dict, "warnings": list}
 class RemoteAnswer:
     """One answer as it arrives. `parts` takes each event of the stream, `finish` follows the last.
 
-    reason     why the answer ended; None where that is not known
+    reason     why the answer ended; None if that is not known
     has_begun  whether anything of the answer has arrived
     """
 
@@ -225,7 +225,7 @@ class RemoteAnswer:
             yield from parts
 
     def finish(self) -> Iterator[Part]:
-        # Some servers call it a stop where an answer ends with a call.
+        # Some servers call it a stop if an answer ends with a call.
         reason = _ENDINGS.get(self.reason, "tool_calls" if self._n_calls else "stop")
         noted = (*self._warnings, *(str(each) for each in self._reported.get("warnings", ())))
         if "usage" not in self._reported:
@@ -317,9 +317,9 @@ class RemoteSlot(Slot):
     """A model of another server and its queue of requests.
 
     is_reachable  whether that server can be reached; None before the first attempt
-    failure       why it was of no use the last time; None where it was
+    failure       why it was of no use the last time; None if it was
     owner         what it calls itself in `owned_by`
-    context_size  tokens; None where it does not say
+    context_size  tokens; None if it does not say
     """
 
     state = "remote"
@@ -354,7 +354,7 @@ class RemoteSlot(Slot):
         return [partial(self._answer, call) for call in calls]
 
     async def count(self, body: Any, raw: bytes) -> int:
-        """The tokens of a prompt, where the server counts them as llama-server and edgespec do. See `make_calls`."""
+        """The tokens of a prompt, if the server counts them as llama-server and edgespec do. See `make_calls`."""
         request_context().model = self.name
         (call,) = make_calls(body, raw, self.owner, remembers=False)
         path = f"{call.path}/input_tokens"

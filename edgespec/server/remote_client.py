@@ -48,7 +48,7 @@ class RemoteModel(BaseModel):
 
     url       of OpenAI's interface there, without a slash at the end
     model     its name there
-    key_env   the environment variable with the key of that server; None where it needs none
+    key_env   the environment variable with the key of that server; None if it needs none
     parallel  requests that are sent at once
     """
 
@@ -126,7 +126,7 @@ def explain_error(
 
 
 def find_error(value: Any) -> dict[str, Any] | None:
-    """The object of an error in a JSON value, in any of the forms that servers have; None where there is none."""
+    """The object of an error in a JSON value, in any of the forms that servers have; None if there is none."""
     if not isinstance(value, dict):
         return None
     error = value.get("error") or value.get("detail") or value

@@ -179,7 +179,7 @@ class InputItem(Body):
 
     @property
     def reasoning(self) -> str:
-        """The text of an item of reasoning, or its summary where a client keeps only that."""
+        """The text of an item of reasoning, or its summary if a client keeps only that."""
         parts = self.content if isinstance(self.content, list) and self.content else self.summary or []
         return join_lines(part.text for part in parts)
 

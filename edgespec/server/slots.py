@@ -176,13 +176,13 @@ class ModelSlot(Slot):
 
     @property
     def facts(self) -> FileFacts | None:
-        """What the model's file tells; None where it is not downloaded."""
+        """What the model's file tells; None if it is not downloaded."""
         model_info = self.model_info
         return (model_info.facts if model_info is not None else None) or self._facts
 
     @property
     def context_size(self) -> int | None:
-        """Tokens; None where that is not known before the model has been loaded."""
+        """Tokens; None if that is not known before the model has been loaded."""
         model_info = self.model_info
         return model_info.context_size if model_info is not None else self.config.load.context_size
 
@@ -248,7 +248,7 @@ class ModelSlot(Slot):
         """The events of one generation, in batches, within a turn. `speculation` replaces the engine's.
 
         Closing the generator cancels the generation, and waits until the engine has ended it. Reading, by one task,
-        raises HttpError where the engine does not end the answer in time.
+        raises HttpError if the engine does not end the answer in time.
         """
         assert self.client is not None
         began_s = monotonic()

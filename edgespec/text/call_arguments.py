@@ -22,9 +22,9 @@ class OpenCall(ABC):
         self._is_whole = False
 
     def push(self, text: str) -> tuple[list[CallDelta | CallEnd], str, bool]:
-        """The parts that are certain with `text`, the text that is not read yet, and whether the call has ended.
+        """Returns (parts that `text` makes certain, unread rest of `text`, whether the call has ended).
 
-        Text that is not read comes again, with more behind it.
+        Pass the unread rest again, with more text after it.
         """
         delta, rest = self._read(text)
         self._arguments += delta

@@ -39,7 +39,7 @@ _TAG = re.compile(r"<[^<>]*>|\[[^\[\]\s]*[\[\]]")
 
 
 def derive(rendered: Mapping[str, str], opened: str, behind_answer: str) -> CallFormat | None:
-    """The format of the calls in renderings of CALLS by their names; None where it cannot be told.
+    """The format of the calls in renderings of CALLS by their names; None if it cannot be told.
 
     `opened` is the prompt for the same question without an answer, `behind_answer` the text that follows an answer
     without calls. The rendering "said", if there is one, has the answer ANSWER in front of the calls of "strings".
@@ -73,7 +73,7 @@ class _Written:
 
 
 def _locate(text: str, opened: str) -> _Written | None:
-    """The calls of a rendering; None where they are not in it."""
+    """Find the calls in a rendering; None if it has none."""
     for call_id in IDS:
         text = text.replace(call_id, ID)
     start = len(_common_start(text, opened))

@@ -29,7 +29,7 @@ class TaggedArguments:
 
     key      text in front of a key
     string   text between a key and a string
-    other    text between a key and another value; where both are equal, the tool's schema tells the types
+    other    text between a key and another value; if both are equal, the tool's schema gives the types
     end      text behind a value
     between  text between two arguments
     empty    text between the name and the end of a call without arguments
@@ -72,7 +72,7 @@ class CallFormat:
     `before`, its name, `middle`, its arguments and `after`.
 
     address  text that leads to calls, as an answer's header leads to text for the user; readers do not see it
-    between  None where an answer holds one call
+    between  None if an answer holds one call
     """
 
     first: str = ""
@@ -93,7 +93,7 @@ class CallFormat:
 
     @cached_property
     def opening(self) -> str:
-        """The mark at the beginning of calls; "" where they have none, such as JSON alone."""
+        """The mark at the beginning of calls; "" if they have none, such as JSON alone."""
         if first := self.first.split():
             lead = re.split(SIGNS, first[0])[0].rstrip("[") or "["
         else:
@@ -115,7 +115,7 @@ class CallFormat:
 
     @cached_property
     def closing(self) -> str:
-        """The mark behind calls; "" where they go on to the end of the answer."""
+        """The mark behind calls; "" if they go on to the end of the answer."""
         if (found := re.search(r"<.*|`{3}", self.last.strip(), re.DOTALL)) is not None:
             return found[0]
         found = re.search(r"<[^<]*$", self.after.strip())
@@ -123,7 +123,7 @@ class CallFormat:
 
     @cached_property
     def keys(self) -> tuple[str, str] | None:
-        """The keys of name and arguments where a call is one JSON object."""
+        """The keys of name and arguments if a call is one JSON object."""
         name = re.search(r'"(\w+)":\s*"$', self.before)
         arguments = re.match(r'",\s*"(\w+)":\s*$', self.middle)
         return (name[1], arguments[1]) if name and arguments else None

@@ -86,7 +86,7 @@ def _loose(text: str) -> str:
 
 
 def _name_end(call_format: CallFormat) -> str:
-    """What stands between a name and its arguments. A name is complete where something else follows."""
+    """What stands between a name and its arguments. A name is complete if something else follows."""
     middle = call_format.middle.strip()
     if middle == "[ARGS]":  # some of Mistral's models write an id, which their templates do not
         return r"(?:\[CALL_ID\](?P<id>\w*))?\[ARGS\]\s*(?=\{)"

@@ -21,7 +21,7 @@ _MAX_DEPTH = 64
 def read_tagged_value(text: str, schema: object, *, is_string: bool | None = None) -> Any:
     """The value of a text between tags, which has no quotes.
 
-    A string where the schema allows one, or where the tag says so (`is_string`), even if it looks like JSON.
+    A string if the schema allows one, or if the tag says so (`is_string`), even if it looks like JSON.
     """
     if (quoted := _QUOTED.fullmatch(text)) is not None:  # as XML quotes what looks like tags
         text, is_string = quoted[1], True
@@ -140,7 +140,7 @@ class LiteralReader:
         return self._text[self._at : self._at + 1]
 
     def _quote_here(self) -> str:
-        """The quote that a string begins with here; "" where none begins."""
+        """The quote that a string begins with here; "" if none begins."""
         self._peek()
         return next((each for each in (self._quote, "'", '"') if self._text.startswith(each, self._at)), "")
 

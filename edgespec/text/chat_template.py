@@ -58,7 +58,7 @@ class Message:
 
 _VARIABLES = {
     "add_generation_prompt": True,
-    # Where the reasoning of earlier answers is kept, what was generated remains a prefix of the prompt.
+    # If the reasoning of earlier answers is kept, what was generated remains a prefix of the prompt.
     "preserve_thinking": True,
     "clear_thinking": False,
 }
@@ -111,7 +111,7 @@ class _Fault(TemplateError):
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A model's chat template. `bos_text` and `eos_text` are the spellings of these tokens, "" where there is none.
+    """A model's chat template. `bos_text` and `eos_text` are the spellings of these tokens, "" if there is none.
 
     `render` may be called from any thread. Templates come from anywhere, so a process of its own runs them.
     """
@@ -128,7 +128,7 @@ class ChatTemplate:
         """The prompt for `messages`; `variables` (JSON values) are visible to the template (`enable_thinking`).
 
         The prompt ends where the assistant's reply begins, or with the last message if the variable
-        `add_generation_prompt` is false. It has the reasoning of earlier answers where the template has a switch for
+        `add_generation_prompt` is false. It has the reasoning of earlier answers if the template has a switch for
         that, `preserve_thinking` or `clear_thinking`, unless a variable says otherwise.
 
         The text of each message, the names and arguments of each call and each result are in the prompt. If the

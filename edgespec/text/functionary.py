@@ -14,7 +14,7 @@ _CALL = re.compile(rf"\s*({NAME_CHARACTER}+)[ \t]*\n\s*(?=\{{)")
 
 
 class FunctionaryReader:
-    """Splits what a model writes after `>>>`. A part for no tool of the request is text."""
+    """Splits a model's output at `>>>`. A part naming no tool of the request is text."""
 
     def __init__(self, tools: Schemas) -> None:
         self._tools = tools

@@ -41,7 +41,7 @@ class _Refusal(Exception):
 
 
 class _Undefined(ChainableUndefined):
-    """A variable that is not given: empty, also where it is joined to a text, as in llama.cpp's engine."""
+    """A variable that is not given: empty, even if it is joined to a text, as in llama.cpp's engine."""
 
     def __add__(self, other: Any) -> Any:
         return other
@@ -56,7 +56,7 @@ class _Environment(SandboxedEnvironment):
 
 def main() -> None:
     """Answer each list of (source, variables) with as many outcomes: ("prompt", it), ("refusal", the template's words),
-    ("fault", a clause), or ("stopped", a clause) where another try would cost as much.
+    ("fault", a clause), or ("stopped", a clause) if another try would cost as much.
     """
     answer_questions(lambda _: _render_all)
 

@@ -12,7 +12,7 @@ from edgespec.text.tokenizer import StopStrings, StreamDecoder, Tokenizer
 class Piece(NamedTuple):
     """Text to show, its channel, and the drafter that proposed its token.
 
-    `drafter` is the round's `Decision.drafter`, or '' where the target chose the token.
+    `drafter` is the round's `Decision.drafter`, or '' if the target chose the token.
     """
 
     text: str

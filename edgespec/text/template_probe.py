@@ -56,7 +56,7 @@ class TemplateProfile:
     """What a template shows, and how its model writes.
 
     writing        how conversations are written for it
-    call_format    how its model writes calls; None where the template does not tell
+    call_format    how its model writes calls; None if the template does not tell
     reasoning      how its model writes reasoning; None without any
     shows_several  whether it shows several calls of one answer
     switches       variables that turn reasoning on and off

@@ -18,7 +18,7 @@ class Tokenizer(Protocol):
 
     @property
     def bos(self) -> int | None:
-        """The begin-of-sequence id, or None where the vocabulary has none."""
+        """The begin-of-sequence id, or None if the vocabulary has none."""
 
     @property
     def eos(self) -> int | None:
@@ -59,7 +59,7 @@ _BEFORE = ("", "\n", "a", ".")  # texts before another, of which one at least sh
 
 
 def encode_inside(tokenizer: Tokenizer, text: str) -> list[int] | None:
-    """Token ids whose bytes are exactly those of `text`, as in the middle of an answer; None where there are none.
+    """Token ids whose bytes are exactly those of `text`, as in the middle of an answer; None if there are none.
 
     `encode` treats `text` as a whole one: many vocabularies put a space before it, and some normalize it.
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of the tool `name`; `arguments` is a JSON object as text, or its beginning where the call was cut."""
+    """A call of the tool `name`; `arguments` is a JSON object as text, or its beginning if the call was cut."""
 
     name: str
     arguments: str

@@ -112,7 +112,7 @@ def _with_arguments(call: Mapping[str, Any], arguments: Any) -> dict[str, Any]:
 
 
 def _write_call(call: Mapping[str, Any], writing: Writing) -> dict[str, Any]:
-    """A call with arguments that are an object, whatever a client has sent, and an id that the template takes."""
+    """A call whose arguments are an object, whatever the client sent, and whose id the template accepts."""
     arguments = _arguments(call)
     if isinstance(arguments, str):
         arguments = load_json(arguments, arguments)
@@ -126,7 +126,7 @@ _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 
 
 def shorten_id(call_id: str) -> str:
-    """Nine letters and digits, the same ones each time; the id itself where it has that form."""
+    """Nine letters and digits, the same ones each time; the id itself if it has that form."""
     return call_id if _SHORT_ID.fullmatch(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
@@ -228,7 +228,7 @@ _EXAMPLE = {"function": {"name": "NAME", "arguments": {"KEY": "VALUE"}}}
 
 def describe_tools(tools: Sequence[Mapping[str, Any]], call_format: CallFormat | None) -> str:
     """A system text that describes tools to a model whose template does not. It asks for calls in `call_format`, which
-    is the one that the template shows of earlier calls, or in DESCRIBED where it shows none.
+    is the one that the template shows of earlier calls, or in DESCRIBED if it shows none.
     """
     if call_format is None or call_format == DESCRIBED:
         form = _FORM
@@ -257,7 +257,7 @@ def give_tools(
 
 
 def _extend_system(messages: Messages, extra: Mapping[str, Any], text: str = "") -> list[Mapping[str, Any]]:
-    """The messages with keys and a text more in the system message, which is added where there is none."""
+    """The messages with keys and a text more in the system message, which is added if there is none."""
     if messages and messages[0]["role"] == "system":
         content = messages[0]["content"]
         return [{**messages[0], **extra, "content": f"{content}\n\n{text}" if text else content}, *messages[1:]]

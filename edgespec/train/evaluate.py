@@ -1,6 +1,6 @@
 """How many tokens of a text a draft predicts, and whether an adapted draft predicts more of texts that are held out.
 
-The texts are the target's own answers. A drafted token is accepted where it is the next token of the text, as greedy
+The texts are the target's own answers. A drafted token is accepted if it is the next token of the text, as greedy
 decoding and matching of samples accept it.
 """
 
@@ -90,7 +90,7 @@ def expected_tokens(matrices: Iterable[Matrix]) -> float:
 def count_rounds(matrix: Matrix) -> float:
     """The rounds, in expectation, that emit the tokens of all positions; one begins behind the tokens of another.
 
-    They are fewer than the mean over positions tells where a draft is right in long runs: rounds mostly begin outside.
+    They are fewer than the mean over positions suggests if a draft is right in long runs: rounds mostly begin outside.
     """
     depth = matrix.shape[1]
     at_least = np.cumprod(matrix, axis=1, dtype=np.float64)
@@ -103,7 +103,7 @@ def count_rounds(matrix: Matrix) -> float:
 
 
 def require_positions(matrices: Mapping[str, Matrix]) -> None:
-    """Raise InvalidRequest where no conversation has a position."""
+    """Raise InvalidRequest if no conversation has a position."""
     if not any(map(len, matrices.values())):
         raise InvalidRequest(
             "the answers that are held out are too short to measure the gain.", hint="Use the model for longer."
@@ -114,7 +114,7 @@ def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix]) -> Gain:
     """The gain of the second over the first in expected tokens, both by conversation, of the same positions and depth.
 
     The interval is a paired bootstrap over conversations, because the positions of one resemble each other. Raises
-    InvalidRequest where no conversation has a position.
+    InvalidRequest if no conversation has a position.
     """
     require_positions(before)
     names = [name for name, each in before.items() if len(each)]
@@ -141,7 +141,7 @@ class Return:
 
 
 def return_to_best(pair: AdaptedPair, base: Path, measure: Measure) -> Return | None:
-    """Put the base draft or the version before in use where it predicts better than the one in use, beyond chance.
+    """Put the base draft or the version before in use if it predicts better than the one in use, beyond chance.
 
     Raises CacheError, InvalidModelFile, and what `measure` raises.
     """

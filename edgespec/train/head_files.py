@@ -102,7 +102,7 @@ def read_config(source: Path) -> dict[str, Any]:
 
 
 def check_target(target: Model, source: Path, free: int) -> None:
-    """Raise DraftRefused, Unsupported where no head can be trained for the target at `source`, and DoesNotFit where
+    """Raise DraftRefused, Unsupported if no head can be trained for the target at `source`, and DoesNotFit if
     that needs more than `free` bytes.
     """
     config = read_config(source)
@@ -205,7 +205,7 @@ def _write_gguf(
     layers: tuple[int, ...],
     vocabulary: Ints,
 ) -> None:
-    """The vocabulary is copied from the target's file. Matrices are Q8_0 where their rows allow it, else F16."""
+    """The vocabulary is copied from the target's file. Matrices are Q8_0 if their rows allow it, else F16."""
     head_dim, kv_heads = config["head_dim"], config["num_key_value_heads"]
     with replace_file(path) as partial:
         writer = gguf.GGUFWriter(partial, "eagle3")

@@ -87,7 +87,7 @@ class HeadNetwork(nn.Module):  # type: ignore[misc]
 
 class HeadStudent:
     """An MTP, EAGLE or EAGLE-3 head beside its target. All is trained but embeddings and an output matrix of its own,
-    which is trained where the head `is_new`.
+    which is trained if the head `is_new`.
 
     network  its tensors in single precision
     layers   of the target, whose hidden states it reads; as formats.heads.HeadSpec
@@ -226,7 +226,7 @@ def recursion(network: HeadNetwork, batch: Sequence[Part], depth: int = DEPTH) -
 def find_known(
     vocabulary: DraftVocabulary, ids: Ints, log_probs: npt.NDArray[np.floating]
 ) -> tuple[Ints, npt.NDArray[np.float32], npt.NDArray[np.bool_]]:
-    """What a head of `vocabulary` [W] should say where its target says `ids` and `log_probs` [n, K]; see Part.
+    """What a head of `vocabulary` [W] should say if its target says `ids` and `log_probs` [n, K]; see Part.
 
     Returns the indices [n, K] in the vocabulary, W for tokens that it lacks; the log probabilities [n, K] among those
     that it has; and whether it has the most probable one [n]. A row without that has nothing to be trained on.

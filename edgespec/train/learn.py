@@ -33,7 +33,7 @@ from edgespec.units import GIB
 
 
 def is_on_battery() -> bool:
-    """Whether the machine runs on its battery; False where that is not known."""
+    """Whether the machine runs on its battery; False if that is not known."""
     battery = psutil.sensors_battery() if hasattr(psutil, "sensors_battery") else None
     return battery is not None and battery.power_plugged is False
 
@@ -90,7 +90,7 @@ class Learner:
                 if self._is_due():
                     self._pair.mkdir(mode=0o700, parents=True, exist_ok=True)
                     with suppress(BlockingIOError), lock_file(self._pair / _LOCK, wait=False):
-                        self._train()  # but where another engine learns this draft
+                        self._train()  # unless another engine learns this draft
         except (EdgespecError, OSError, ValueError, KeyError) as error:  # the last two: of what the child printed
             self._notify(f"Learning has failed and stops: {reason_of(error)}.")
 
@@ -111,7 +111,7 @@ class Learner:
             return store.count_answers(self._tokenizer, began_s) >= self._options.new_tokens
 
     def _train(self) -> None:
-        """Run one training to its end. Raises OSError, and ValueError or KeyError where it fails."""
+        """Run one training to its end. Raises OSError, and ValueError or KeyError if it fails."""
         began_s, start_s = time(), monotonic()
         command = (*self._command, "--parent", str(os.getpid()))
         with subprocess.Popen(
@@ -141,7 +141,7 @@ class Learner:
 
 
 def open_learner(loaded: LoadedModel, notice: Callable[[str], None], notify: Callable[[str], None]) -> Learner | None:
-    """A learner for the draft of `loaded`; None where none is asked for, or possible.
+    """A learner for the draft of `loaded`; None if none is asked for, or possible.
 
     `notice` hears why nothing is learned, now; `notify` hears of trainings, later and on another thread.
     """

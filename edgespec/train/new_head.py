@@ -1,6 +1,6 @@
 """A trained head for a target that has none: the target writes texts, a new head learns from them, and is judged.
 
-The head is kept where it predicts held-out answers better than lookups, and than the head in use, beyond chance. A run
+The head is kept if it predicts held-out answers better than lookups, and than the head in use, beyond chance. A run
 that was stopped or killed goes on: texts, what the target says of them, and the state of the training are in files.
 """
 
@@ -66,7 +66,7 @@ class HeadTrainer(Training):
     """Trains heads."""
 
     def run(self, config: HeadConfig) -> Adaptation:
-        """Train a head, from the one in use if there is one, and keep it if it gains.
+        """Train a head, starting from any head in use, and keep it if it is better.
 
         Raises EdgespecError, Cancelled.
         """

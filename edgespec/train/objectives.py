@@ -17,7 +17,7 @@ def forward_kl(logits: mx.array, ids: mx.array, log_probs: mx.array, mask: mx.ar
     """KL(p || q), by which the draft covers what the target may say: the mean over the mask, in single precision.
 
     Both are reduced to K + 1 events first: the target's K most probable tokens, and all others together. The loss is 0
-    where these probabilities are equal.
+    if these probabilities are equal.
 
     logits          [B, T, V] of the draft
     ids, log_probs  [B, T, K] the target's most probable tokens, and their log probabilities

@@ -26,7 +26,7 @@ class TrainOptions:
 
     learning_rate  AdamW's highest one, at the end of the warm-up; it then falls to 0 as a half cosine
     muon_rate      likewise Muon's, which trains the inner matrices of a head; 0: AdamW trains them too
-    epochs         how often every text is read, where the time allows it
+    epochs         how often every text is read, if the time allows it
     warm_up        share of the steps in which the learning rate rises
     weight_decay   AdamW's
     max_norm       the gradient is scaled down to this norm
@@ -105,7 +105,7 @@ class Progress:
     loss      of the last step
     seconds   of training so far, those before a resume included, without pauses
     is_epoch  whether all texts were read once more, and steps follow
-    stopped   why it ended before its last step; None where it did not
+    stopped   why it ended before its last step; None if it did not
     """
 
     step: int

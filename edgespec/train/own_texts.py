@@ -101,10 +101,10 @@ def _parse(line: bytes, vocab_size: int) -> Conversation | None:
 def write_conversations(
     engine: Engine, questions: Sequence[str], first: int, n_streams: int
 ) -> Generator[Conversation]:
-    """Conversations from number `first` on, `n_streams` written at a time; they end where the caller stops.
+    """Conversations from number `first` on, `n_streams` written at a time; they end when the caller stops.
 
     The first ones answer `questions`; for the others the model writes a question. Raises Cancelled, BackendError, and
-    DraftRefused where it writes none.
+    DraftRefused if it writes none.
     """
     turn_start, left = _find_turn_start(engine), list(questions)
     running: list[Generator[Yield, None, Conversation | None]] = []

@@ -55,7 +55,7 @@ def cut_windows(texts: Sequence[TrainingText], max_length: int) -> list[Window]:
 class Parts:
     """What a network is trained on: batches of windows of texts, of similar length, other ones in each epoch.
 
-    What the target says of a window is read once where it fits `max_bytes`, else whenever it is drawn. It is kept in
+    What the target says of a window is read once if it fits `max_bytes`, else whenever it is drawn. It is kept in
     files, so that a run that goes on does not read it again.
     """
 
@@ -70,9 +70,9 @@ class Parts:
         max_bytes: int = 8 * 2**30,
         seed: int = 0,
     ) -> None:
-        """A batch has `batch_tokens` at most, but one window at least. `folder` is that of the files.
+        """A batch has at most `batch_tokens`, but at least one window. `folder` holds the files.
 
-        Raises ValueError where no row counts.
+        Raises ValueError if no row counts.
         """
         self.texts = texts
         windows = cut_windows(texts, min(max_length, teacher.context_size))
@@ -137,7 +137,7 @@ class Parts:
         return self._folder / f"{key}{_SUFFIX}"
 
     def _keep(self, part: Part, file: Path) -> None:
-        """Write a file, the last one where the disk is full. Raises InvalidRequest where the folder was removed."""
+        """Write a file, the last one if the disk is full. Raises InvalidRequest if the folder was removed."""
         try:
             self._left_bytes -= _save_part(part, file)
         except OSError as error:
@@ -169,7 +169,7 @@ def _save_part(part: Part, file: Path) -> int:
 
 
 def _load_part(file: Path) -> Part | None:
-    """The part in a file; None where there is none, or a damaged one."""
+    """The part in a file; None if there is none, or a damaged one."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
             return Part(**arrays)

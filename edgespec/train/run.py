@@ -45,7 +45,7 @@ class AdaptConfig:
     """What to train, and how.
 
     load       the target and its draft; `load.draft` names the draft, or is 'auto' for the one that is paired with it
-    weights    what is trained: all, or LoRA; None: all where that takes less than 1 GiB
+    weights    what is trained: all, or LoRA; None: all if that takes less than 1 GiB
     documents  whether to learn from added documents too
     newest     train on the newest texts, from the version that predicts them best
     """
@@ -76,9 +76,9 @@ class Adaptation:
     """The result of a run.
 
     gain      of the trained draft over the one that it was made from, which was in use; of a new head over `base`
-    card      of the version that is kept; None where it gained nothing
-    stopped   why the training ended early; None where it did not
-    returned  the version that was put in use before the training; None where none was
+    card      of the version that is kept; None if it gained nothing
+    stopped   why the training ended early; None if it did not
+    returned  the version that was put in use before the training; None if none was
     base      what a new head is compared with
     goes_on   whether the next run trains further what has gained too little
     """
@@ -221,7 +221,7 @@ def train_and_keep(
 
 
 def _find_draft(planned: Plan) -> tuple[DrafterPlan, PlannedModel]:
-    """The draft to train, and what is loaded for it. Raises DraftRefused where there is none."""
+    """The draft to train, and what is loaded for it. Raises DraftRefused if there is none."""
     for name in TRAINED:
         for each in planned.drafters:
             if each.spec.name == name and each.model is not None:
@@ -239,7 +239,7 @@ def _choose_weights(drafter: DrafterPlan, path: Path) -> Weights:
 
 
 def _check_memory(planned: Plan, drafter: DrafterPlan, draft: Path, weights: Weights) -> None:
-    """Raise DoesNotFit where the target and the training need more than is free. Heads are small beside targets."""
+    """Raise DoesNotFit if the target and the training need more than is free. Heads are small beside targets."""
     if drafter.head is not None:
         return
     training = estimate_training_bytes(draft, BATCH_TOKENS, rank=RANK if weights == "lora" else None)

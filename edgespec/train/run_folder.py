@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def open_run(folder: Path) -> Iterator[None]:
     """Create the folder of a run, and hold it. It is removed at the end, unless an error has left files in it.
 
-    Raises InvalidRequest where another process holds it, CacheError.
+    Raises InvalidRequest if another process holds it, CacheError.
     """
     with ExitStack() as opened:
         try:

@@ -86,7 +86,7 @@ class Student(ABC):
         """Write the trained model in the format that it was opened from, at once or not at all, for its owner only.
 
         A file replaces one that exists; a folder must not exist. LoRA's matrices become a part of the weights. Raises
-        BackendError for weights that are not finite, CacheError where the path cannot be written.
+        BackendError for weights that are not finite, CacheError if the path cannot be written.
         """
         with map_errors():
             fused = [(name, each.fuse()) for name, each in self.network.named_modules() if isinstance(each, LoRALinear)]
@@ -165,7 +165,7 @@ class FolderStudent(Student):
         """Write a folder with these weights, by name, and the config and tokenizer of the base.
 
         Tensors have the types of the base; matrices that were quantized are quantized again, unless they did not
-        change. Raises OSError, also where `path` is a folder with files.
+        change. Raises OSError, also if `path` is a folder with files.
         """
         arrays: dict[str, Any] = {}
         for name, array in self._arrays.items():
@@ -195,7 +195,7 @@ class FolderStudent(Student):
         return DraftRefused(f"{self._path.name} cannot be trained: {why}.", hint=hint)
 
     def _quantize(self, part: str, weight: Any) -> dict[str, Any]:
-        """The tensors of a quantized matrix: those of the base where it did not change."""
+        """The tensors of a quantized matrix: those of the base if it did not change."""
         names = [f"{part}.{kind}" for kind in ("weight", "scales", "biases")]
         base = [self._arrays[name] for name in names if name in self._arrays]
         group, bits, mode = self._quantized[part]
@@ -212,7 +212,7 @@ _Q8_0 = GGML_NAMES["Q8_0"]
 
 
 class GgufStudent(Student):
-    """A GGUF file. A llama's queries and keys stay in its order."""
+    """A GGUF file. A llama's Q and K rows keep the file's order."""
 
     def __init__(self, path: Path) -> None:
         """Raises InvalidModelFile for a file that is damaged or of another architecture, CacheError."""
@@ -239,7 +239,7 @@ class GgufStudent(Student):
         return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
 
     def _find_change(self, name: str, weights: Mapping[str, Any]) -> npt.NDArray[np.float32] | None:
-        """The new weights of a tensor; None where they are those of the file."""
+        """The new weights of a tensor; None if they are those of the file."""
         if name == ROPE_FACTORS:
             return None
         found = np.array(weights[to_folder_name(name)])
@@ -249,7 +249,7 @@ class GgufStudent(Student):
 def rewrite_gguf(reader: Any, path: Path, change: Callable[[str], npt.NDArray[np.float32] | None]) -> None:
     """Write the file of a GGUFReader to `path` for its owner only, with the tensors that `change` returns by name.
 
-    They keep their type, and are Q8_0 where it is too coarse to be quantized without an importance matrix. Raises
+    They keep their type, and are Q8_0 if it is too coarse to be quantized without an importance matrix. Raises
     OSError.
     """
     with replace_file(path, 0o600) as partial:  # it has learned from the user's texts

@@ -48,7 +48,7 @@ class Teacher:
         """`vocab_size`: the draft's; ids from there on are left to the other tokens of a row.
 
         `layers` of the target are those whose hidden states a network reads; the session then holds no tokens. Raises
-        Unsupported where the target has no such states.
+        Unsupported if the target has no such states.
         """
         limits = session.capabilities
         self._session = session

@@ -36,7 +36,7 @@ class TrainingText:
 
     tokens  [n] int32
     n_lead  the first so many are context only: another text has them too
-    answer  the position where the model's answer starts; n where there is none, as in documents
+    answer  the position where the model's answer starts; n if there is none, as in documents
     source  names the conversation or document, the same for all of its texts
     """
 
@@ -70,7 +70,7 @@ def split_texts(
     added, none that was trained on is held out. Documents never are, because no model has written them.
 
     With `newest` one trains on the other conversations of about RECENT_TOKENS that began last, and on as many older
-    tokens. Raises InvalidRequest where there are too few conversations, or too few tokens to train on.
+    tokens. Raises InvalidRequest if there are too few conversations, or too few tokens to train on.
     """
     answered = {text.source for text in texts if text.answer < len(text.tokens)}
     sizes: dict[str, int] = {}  # of conversations; the first text of one decides its place

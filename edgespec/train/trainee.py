@@ -118,7 +118,7 @@ def load_trainer() -> None:
 
 
 def notice_slow_blas() -> None:
-    """Tell the user where MLX computes on a processor with the reference BLAS of its wheel. Raises BackendUnavailable
+    """Tell the user if MLX computes on a processor with the reference BLAS of its wheel. Raises BackendUnavailable
     without MLX.
     """
     load_trainer()

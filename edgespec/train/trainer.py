@@ -28,7 +28,7 @@ Objective = Callable[[Any, Sequence[Part]], mx.array]
 IsInner = Callable[[str, mx.array], bool]
 """Whether a weight, by its path in the network, is a matrix between hidden states."""
 
-_TIMED = 10  # steps that tell how many the time allows, where a checkpoint does not come before
+_TIMED = 10  # steps that tell how many the time allows, if a checkpoint does not come before
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Trainer:
     def run(self, report: Callable[[Progress], None]) -> Progress:
         """Train to the end, or until the throttle stops it. Its last act is a checkpoint, also after Cancelled.
 
-        Raises CacheError where that cannot be written, InvalidRequest where its folder was removed, Cancelled, and
+        Raises CacheError if that cannot be written, InvalidRequest if its folder was removed, Cancelled, and
         BackendError.
         """
         state, loss, stopped = self._resume(), math.nan, None
@@ -156,7 +156,7 @@ def schedule(step: int, n_steps: int, warm_up: float) -> float:
 def save_checkpoint(folder: Path, arrays: dict[str, mx.array], state: dict[str, Any], options: TrainOptions) -> None:
     """Replace the checkpoint of a run.
 
-    Raises InvalidRequest where the folder was removed, which ends the run that is in it; CacheError.
+    Raises InvalidRequest if the folder was removed, which ends the run that is in it; CacheError.
     """
     try:
         with replace_file(folder / CHECKPOINT, 0o600) as partial, partial.open("r+b") as file:
@@ -173,7 +173,7 @@ def save_checkpoint(folder: Path, arrays: dict[str, mx.array], state: dict[str, 
 
 
 def load_checkpoint(folder: Path, options: TrainOptions) -> tuple[dict[str, mx.array], dict[str, Any]] | None:
-    """(arrays, state) of the checkpoint; None where there is none, or one of other options."""
+    """(arrays, state) of the checkpoint; None if there is none, or one of other options."""
     for leftover in folder.glob(f".{CHECKPOINT}.*"):  # of a process that was killed while it wrote
         leftover.unlink(missing_ok=True)
     path = folder / CHECKPOINT

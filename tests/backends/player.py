@@ -9,6 +9,7 @@ import numpy as np
 
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.sequence import cheap_prefill
+from edgespec.cancel import cancellable
 from edgespec.core.arrays import Logits
 from edgespec.core.protocols import Draft
 from edgespec.core.scores import Scores
@@ -28,7 +29,8 @@ class Alone:
         self._session = model.open_session()
 
     def after(self, tokens: list[int]) -> Logits:
-        return prefill(self._session, tokens).copy()
+        with cancellable(lambda: None):  # whoever asks
+            return prefill(self._session, tokens).copy()
 
     def close(self) -> None:
         self._session.close()
@@ -39,7 +41,7 @@ class Player:
 
     def __init__(self, model: LlamaModel, alone: Alone, rng: np.random.Generator) -> None:
         self._model, self._alone, self._rng = model, alone, rng
-        self._session = model.open_session(self._check, shared=True)
+        self._session = model.open_session(shared=True)
         self._held: list[int] = []
         self._reading: tuple[list[int], Generator[Any, None, Scores]] | None = None
         self._asked: tuple[int, Draft, Scores] | None = None
@@ -48,6 +50,10 @@ class Player:
         self.others: list[Player] = []
 
     def act(self) -> None:
+        with cancellable(self._check):
+            self._act()
+
+    def _act(self) -> None:
         if self._reading is not None:
             self._read_on()
         elif self._asked is not None:
@@ -124,7 +130,7 @@ class Player:
 
     def _reopen(self) -> None:
         self._session.close()
-        self._session = self._model.open_session(self._check, shared=True)
+        self._session = self._model.open_session(shared=True)
         self._held = []
 
     def _compare(self, logits: Logits, more: list[int]) -> None:

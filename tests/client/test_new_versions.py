@@ -22,6 +22,7 @@ from edgespec.engine.events import Event, Finished, Notice, Request
 from edgespec.engine.open import Loader
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.versions import BASE, AdaptedDrafts, AdaptedPair
+from edgespec.progress import reporting
 from tests.gguf_models import DRAFT, TARGET, llama
 from tests.models.test_versions import CARD
 from tests.reporter import Heard
@@ -100,13 +101,15 @@ def without_draft(config: LoadConfig) -> LoadConfig:
 
 def test_the_version_in_use_is_loaded(config: LoadConfig, pair: AdaptedPair) -> None:
     heard = Heard()
-    base = Loader().load(config)
+    with reporting(heard):
+        base = Loader().load(config)
     base.engine.close()
     assert heard.notices == []
     stores = [base.store]
     for save in (save_copy, save_stranger, save_stranger):
         card = pair.add(CARD, save)
-        loaded = Loader().load(config)
+        with reporting(heard):
+            loaded = Loader().load(config)
         loaded.engine.close()
         assert heard.notices.pop() == f"Drafting with version {card.version} of the draft, adapted on {card.date}."
         assert loaded.info.drafters["model"].endswith(f" (version {card.version})")
@@ -118,7 +121,8 @@ def test_the_version_in_use_is_loaded(config: LoadConfig, pair: AdaptedPair) -> 
 def test_a_version_that_cannot_be_loaded_is_passed_over(config: LoadConfig, pair: AdaptedPair) -> None:
     heard = Heard()
     pair.add(CARD, save_without_weights)
-    loaded = Loader().load(config)
+    with reporting(heard):
+        loaded = Loader().load(config)
     loaded.engine.close()
     assert not loaded.is_outdated
     (notice,) = heard.notices

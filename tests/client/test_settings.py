@@ -33,7 +33,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds of every measurement asked for, all of which find the same."""
     asked: list[float] = []
 
-    def measure(model: LlamaModel, seconds: float, check: object) -> RuntimeSettings | None:
+    def measure(model: LlamaModel, seconds: float) -> RuntimeSettings | None:
         asked.append(seconds)
         return FOUND if model.options.flash_attention is None else None
 

@@ -80,6 +80,6 @@ def test_a_head_that_does_not_fit_is_refused(heard: Heard, tmp_path: Path, head:
         load(heard, draft, str(head))
     with pytest.raises(DraftRefused, match="is no trained head") as refused:
         load(heard, TARGET, f"eagle3:{draft}")
-    assert refused.value.hint == f"Use --draft {draft}, without 'eagle3:'."
+    assert refused.value.hint == f"Name {draft} without 'eagle3:'."
     with pytest.raises(DraftRefused, match="there is no eagle3 head"):
         load(heard, TARGET, "eagle3")

@@ -15,7 +15,7 @@ from edgespec.core.peers import SOLO, BatchPeers
 from edgespec.errors import BackendError, Cancelled
 
 MAX_ROWS = 64  # of one session's forward: a root and 63 draft nodes
-_ROWS_PER_SLOT = 8  # output rows of a shared context, where that is more
+_ROWS_PER_SLOT = 8  # output rows of a shared context, if that is more
 _MAX_SEQUENCES = 256  # of any llama.cpp context
 _PREFILL_CHUNK_WITH_PEERS = 64  # tokens, while other sessions decode and wait for the same forward
 
@@ -70,11 +70,11 @@ class Context:
 
     @property
     def max_nodes(self) -> int:
-        """Nodes of one more draft, each of which may end a branch."""
+        """The most nodes of one more draft if each ends a branch."""
         return min(MAX_ROWS - 1, len(self._spare)) if self.has_trees else MAX_ROWS - 1
 
     def acquire(self) -> SequenceSlot:
-        """A slot for one more session, with the lowest id. Raises BackendError where all are taken."""
+        """A slot for one more session, with the lowest id. Raises BackendError if all are taken."""
         if not self._free:
             raise BackendError("all caches of the model are in use.", hint="Use a larger --parallel.")
         sequence = min(self._free)
@@ -89,12 +89,12 @@ class Context:
             self.native.free()
 
     def acquire_spare(self, n: int) -> list[int]:
-        """[n] spare ids, all of whose cells are free; fewer where there are no more."""
+        """[n] spare ids, all of whose cells are free; fewer if there are no more."""
         taken, self._spare = self._spare[:n], self._spare[n:]
         return taken
 
     def release_spare(self, ids: Sequence[int]) -> None:
-        """Their cells are free again."""
+        """Take back the emptied ids."""
         self._spare += ids
 
     def peers(self, slot: SequenceSlot) -> BatchPeers:

@@ -24,9 +24,9 @@ class HiddenStates:
     """The inputs of some layers, or the last hidden state, of a session's tokens; `features` are those of its text."""
 
     def __init__(self, lib: Library, context: int, layers: Sequence[int]) -> None:
-        """`context` is a llama_context handle, whose decodes copy these layers from now on.
+        """`context` is a llama_context handle; its decodes now copy these layers' inputs.
 
-        The number of layers, or no layer at all, stands for the output of the final norm. Raises Unsupported.
+        An index equal to the layer count, or no index, means the final norm's output. Raises Unsupported.
         """
         api = lib.api
         model = api.llama_get_model(context)
@@ -67,7 +67,7 @@ def _enable(context: int, layer: int, *, is_last: bool) -> Callable[[], int]:
 
 
 def _check_layers(architecture: str, count: int, layers: Sequence[int]) -> None:
-    """Raises Unsupported where llama.cpp would abort, or give no rows."""
+    """Raises Unsupported if llama.cpp would abort, or give no rows."""
     check_tapped_layers(layers, count)
     for name, is_wanted, architectures in (
         ("hidden states", any(layer < count for layer in layers), WITH_LAYER_INPUTS),

@@ -83,7 +83,7 @@ class Library:
         os.write(2, (": ".join(filter(None, (text, self.log.reason("")))) + "\n").encode())
 
     def metadata(self, model: Any, key: bytes) -> bytes:
-        """A value of a model's metadata as text; empty where there is none."""
+        """A value of a model's metadata as text; empty if there is none."""
         buffer = ctypes.create_string_buffer(128)
         length = self.api.llama_model_meta_val_str(model, key, buffer, 128)
         return buffer.value if length >= 0 else b""
@@ -114,7 +114,7 @@ class Library:
 
 @cache
 def library() -> Library:
-    """Import and initialise llama.cpp once. Raises BackendUnavailable where it is not installed or does not load."""
+    """Import and initialise llama.cpp once. Raises BackendUnavailable if it is not installed or does not load."""
     try:
         import llama_cpp.llama_cpp as api
     except ImportError as error:

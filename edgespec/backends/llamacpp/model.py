@@ -126,7 +126,7 @@ class LlamaModel:
     def measure_settings(self, seconds: float) -> RuntimeSettings | None:
         """The fastest settings, measured for about `seconds` on sessions of their own; no other may be open.
 
-        The runtime's own where there is no time or memory to measure, None where everything is set. Raises Cancelled.
+        The runtime's own if there is no time or memory to measure, None if everything is set. Raises Cancelled.
         """
         from edgespec.backends.llamacpp.settings import SettingsMeasurement
 
@@ -162,7 +162,7 @@ class LlamaModel:
             self.remote = None
 
     def close_with_tokenizer(self) -> None:
-        """Free the model where its tokenizer is collected, in place of `close`."""
+        """Instead of `close`: free the model when its tokenizer is collected."""
         weakref.finalize(self.tokenizer, self._lib.api.llama_model_free, self._handle).atexit = False
 
     def open_embedder(self, cells: int) -> LlamaEmbedder:
@@ -199,7 +199,7 @@ class LlamaModel:
         return params
 
     def _metadata(self, key: str) -> bytes:
-        """A value of the architecture's metadata as text; empty where there is none."""
+        """A value of the architecture's metadata as text; empty if there is none."""
         architecture = self._lib.metadata(self._handle, b"general.architecture")
         return self._lib.metadata(self._handle, architecture + b"." + key.encode())
 

@@ -80,7 +80,7 @@ class NativeContext:
     def decode(self, batch: NativeBatch | None = None) -> Logits:
         """Decode `batch`, or its own, clear it and wait: [n_outputs or more, V], mostly a view of llama.cpp's buffer.
 
-        The first rows are those of the batch's outputs; the next decode overwrites them. Raises Cancelled where nobody
+        The first rows are those of the batch's outputs; the next decode overwrites them. Raises Cancelled if nobody
         wants them, BackendError.
         """
         batch = batch or self.batch

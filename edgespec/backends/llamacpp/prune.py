@@ -1,4 +1,4 @@
-"""A model file with some of its blocks only, for drafts that skip layers; in memory where the system can."""
+"""A model file with some of its blocks only, for drafts that skip layers; in memory if the system can."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Part:
 
 
 def no_skip_reason(header: Header, kept: Sequence[int]) -> str | None:
-    """Why a file with only the blocks `kept` would be another model, as part of a sentence; None where it is not.
+    """Why a file with only the blocks `kept` would be another model, as part of a sentence; None if it is not.
 
-    The copy keeps the kinds of blocks that arrays of the metadata state. Where there is no array, llama.cpp computes
+    The copy keeps the kinds of blocks that arrays of the metadata state. If there is no array, llama.cpp computes
     the kind from the number.
     """
     architecture = header.architecture

@@ -1,6 +1,6 @@
 """ggml's RPC: its functions, the server that makes a worker of this process, and the end of a connection.
 
-ggml ends the process where a worker does not answer as expected. Before that it calls `report_end`, which names the
+ggml ends the process if a worker does not answer as expected. Before that it calls `report_end`, which names the
 worker in one sentence on standard error.
 """
 
@@ -29,7 +29,7 @@ connected: list[str] = []
 
 
 def require_rpc() -> None:
-    """Raises BackendUnavailable where this build of llama.cpp has no RPC."""
+    """Raises BackendUnavailable if this build of llama.cpp has no RPC."""
     if not library().api.llama_supports_rpc():
         raise BackendUnavailable(
             "this build of llama.cpp has no RPC, which workers need.", hint=rebuild_command(BUILD_SETTING)
@@ -37,7 +37,7 @@ def require_rpc() -> None:
 
 
 def serve(host: str, port: int, devices: Sequence[str], threads: int, cache: Path | None) -> None:
-    """Lend the devices of these names to one client after the other. Returns only where it could not begin.
+    """Lend the devices of these names to one client after the other. Returns only if it could not begin.
 
     What ggml says goes to standard output. `cache`: an existing folder for weights, so that they are sent once.
     """
@@ -76,7 +76,7 @@ def notice_silence(address: tuple[str, int]) -> None:
 
 
 def report_end(text: str) -> None:
-    """End the process with a sentence on standard error where a worker is lost; else ggml ends it, with its reason."""
+    """End the process with a sentence on standard error if a worker is lost; else ggml ends it, with its reason."""
     if "RPC" not in text and "Failed to connect" not in text:
         library().report_end(text)
         return

@@ -68,7 +68,7 @@ class LlamaScores:
         """Add `n_tokens` tokens of `slot`, the last `n_outputs` of which have scores, to `batch`.
 
         `fill` writes them to the native batch. `is_after_flush`: the context had to decode a full batch before it could
-        take them. Where the slot has a tap, `states` are [n_tokens, width] once they are decoded.
+        take them. If the slot has a tap, `states` are [n_tokens, width] once they are decoded.
         """
         self.slot = slot
         self.n_tokens, self.n_outputs = n_tokens, n_outputs

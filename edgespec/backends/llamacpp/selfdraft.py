@@ -44,7 +44,7 @@ class SharedKVSession(LlamaSession):
         return len(self.tokens)
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
-        """The scores have no row where the target holds all of `tokens`."""
+        """The scores have no row if the target holds all of `tokens`."""
         check_prompt(tokens, self.capabilities)
         self._sync()
         target_tokens = self._target.tokens
@@ -79,7 +79,7 @@ class SharedKVSession(LlamaSession):
         return [range(start, end)]
 
     def _copy_cells(self, positions: list[range]) -> bool:
-        """Copy these cells of the target; False where llama.cpp cannot, and the text has to be computed."""
+        """Copy these cells of the target; False if llama.cpp cannot, and the text has to be computed."""
         api, context, target = self._lib.api, self.context, self._target.context
         if target.has_streams:  # a part of a sequence cannot be copied out of its stream
             return False

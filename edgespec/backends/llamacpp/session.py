@@ -262,7 +262,7 @@ class LlamaSession:
             self._pending = None
 
     def save_cells(self, spare: int, positions: Sequence[range]) -> ctypes.Array[ctypes.c_uint8] | None:
-        """Cells of the text in llama.cpp's format, read through a spare sequence; None where it cannot read them."""
+        """Cells of the text in llama.cpp's format, read through a spare sequence; None if it cannot read them."""
         api, native = self.api, self.context.native
         for span in positions:
             api.llama_memory_seq_cp(native.memory, self.sequence, spare, span.start, span.stop)
@@ -297,7 +297,7 @@ class LlamaSession:
     def _reuse(self, tokens: Sequence[int]) -> int:
         """Keep what the cache holds of a prompt; returns how many tokens.
 
-        Where a head has released the hidden states before that position, it has read them with the token after each but
+        If a head has released the hidden states before that position, it has read them with the token after each but
         the last. That one is computed again, unless a checkpoint has it.
         """
         kept = self.rewind(shared_prefix(self.tokens, tokens, len(tokens) - 1))
@@ -343,7 +343,7 @@ class LlamaSession:
             raise
 
     def _drop_pending(self) -> None:
-        """Trim to the committed tokens, or to fewer where the cache cannot."""
+        """Trim to the committed tokens, or to fewer if the cache cannot."""
         self._pending = self._slot.scores = None
         self._slot.is_dirty = False
         if isinstance(self._rollback, TrimmableCache):

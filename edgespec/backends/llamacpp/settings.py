@@ -114,7 +114,7 @@ class SettingsMeasurement:
     def _compare(self, arms: Mapping[K, Callable[[], float]], until: float, least: int) -> dict[K, float]:
         """The speed of each arm over that of the first, the median of rounds, in which they take turns.
 
-        There are `least` rounds also where the time does not suffice; nothing is said of fewer than three.
+        There are `least` rounds even if the time does not suffice; nothing is said of fewer than three.
         """
         times: dict[K, list[float]] = {arm: [] for arm in arms}
         first, *others = arms

@@ -18,7 +18,7 @@ def write_shape(header: Header, blocks: int, path: Path) -> None:
     """Write a GGUF file with the first `blocks` blocks of the model that `header` describes; all weights are zero.
 
     The time of a forward does not depend on the weights, except that a zero router chooses the same experts for every
-    row. Raises CacheError where the disk is too small.
+    row. Raises CacheError if the disk is too small.
     """
     needed = sum(tensor.nbytes for tensor in header.tensors if tensor.block < blocks) + _SPARE_BYTES
     if shutil.disk_usage(path.parent).free < needed:

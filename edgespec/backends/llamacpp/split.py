@@ -54,8 +54,8 @@ class Split:
 def split_layers(count: int, workers: Sequence[Worker], memory: Memory, gpu_layers: int | None) -> Split:
     """Split `count` layers in proportion to free memory, this machine's among it; each part gets one if there are any.
 
-    This machine takes part with its accelerators, or with its processor where it has none. `gpu_layers`: that many are
-    not on its processor. Raises InvalidRequest where the workers would have none.
+    This machine takes part with its accelerators, or with its processor if it has none. `gpu_layers`: that many are
+    not on its processor. Raises InvalidRequest if the workers would have none.
     """
     devices = [free for worker in workers for free, _ in worker.devices]
     gpus = [gpu.free for gpu in memory.layer_devices]

@@ -17,8 +17,8 @@ class Streams:
     """The streams of a native context, their copies that are not made yet, and the gaps between those that decode.
 
     llama.cpp joins the rows of streams with consecutive ids alone, and reads the weights once more for each gap, unless
-    a row each is computed and dropped for those between. Where weights are read for most of the time that is faster,
-    and where rows are computed it is not. So both ways are timed.
+    a row each is computed and dropped for those between. If weights are read for most of the time, that is faster,
+    and if rows are computed, it is not. So both ways are timed.
 
     copying  ids of the streams that are copied, or copied to, before the next decode
     """

@@ -63,7 +63,7 @@ def _note_path() -> Path:
 
 
 def _use_tiles() -> bool:
-    """Read a token with a quantized model, which ends the process where the kernels do not run."""
+    """Read a token with a quantized model, which ends the process if the kernels do not run."""
     import llama_cpp
 
     model = llama_cpp.Llama(str(_MODEL), n_ctx=32, n_threads=1, n_threads_batch=1, verbose=False)

@@ -32,7 +32,7 @@ class TrimmableCache(Rollback):
     def commit_branch(self, winner: int, start: int, end: int, *, in_order: bool) -> int:
         """Keep positions start..end-1 of branch number `winner` as the sequence's tail, and drop all other branches.
 
-        `in_order`: its rows were the first of the batch. Returns how many tokens are left: fewer than `end` where the
+        `in_order`: its rows were the first of the batch. Returns how many tokens are left: fewer than `end` if the
         rest has to run again. Raises RollbackError.
         """
         if self._keeps_order and not in_order:

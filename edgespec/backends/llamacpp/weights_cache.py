@@ -15,8 +15,8 @@ _SPARE_BYTES = 256 * 2**20  # of the disk; with less, a file may have been cut o
 class WeightsCache:
     """Files written by llama.cpp, which takes them later without a check.
 
-    So the files of a client are removed where its connection did not end in order, or the disk was full: the last of
-    them may be incomplete. A mark in the folder tells from when on.
+    So the files of a client are removed if its connection did not end in order, or the disk was full: the last of
+    them may be incomplete. A mark in the folder says from when on.
     """
 
     def __init__(self, folder: Path) -> None:

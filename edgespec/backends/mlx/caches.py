@@ -65,7 +65,7 @@ class KeyValues:
         return keys, values
 
     def before(self, position: int, n: int | None) -> tuple[Any, Any]:
-        """Keys and values [1, heads, rows, width] of the last `n` tokens before `position`, or of all that it holds."""
+        """Keys and values [1, heads, rows, width] of the last `n` (None: all) kept tokens before `position`."""
         end = position - self._start
         first = 0 if n is None else max(end - n, 0)
         rows = [tree_map(lambda x: x[..., first:end, :], each) for each in (self.keys, self.values)]
@@ -74,7 +74,7 @@ class KeyValues:
         return rows[0], rows[1]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """What N new rows attend to of the rows that the next update returns; None or "causal" where that says it."""
+        """What N new rows attend to of the rows that the next update returns; None or "causal" if that says it."""
         used = self.length - self._start
         cached = used if self.window is None else min(used, self.window - 1)
         window = min((w for w in (self.window, window_size) if w is not None), default=None)
@@ -96,7 +96,7 @@ class KeyValues:
         return position <= self.length and self._start <= max(0, position - (self.window or 0) + 1)
 
     def extract(self, sink: int, window: int) -> KeyValues:
-        """A copy with the first `sink` and last `window` rows; where this one has a window, with as many last ones."""
+        """A copy with the first `sink` and last `window` rows; if this one has a window, with as many last ones."""
         if self.window is not None:
             sink, window = 0, sink + window
         used = self.length - self._start
@@ -285,7 +285,7 @@ class Caches:
             leaf.keep(position, rows)
 
     def extend(self, n: int) -> bool:
-        """Hold copies of the rows, but for recurrent states, up to position `n`; False where a cache cannot."""
+        """Hold copies of the rows, but for recurrent states, up to position `n`; False if a cache cannot."""
         if any(isinstance(leaf, ChunkedCache) for leaf in self._leaves):
             return False
         for leaf in self._leaves:

@@ -12,7 +12,7 @@ from edgespec.core.sampling import SamplingParams
 
 # Draws from the distribution of every row on the device, by the rules of core.sampling and core.weights.index_at.
 #
-# The device computes in single precision. It decides a row only where no rounding can change the token; the host
+# The device computes in single precision. It decides a row only if no rounding can change the token; the host
 # computes the other rows from the logits. So equal logits and equal seeds give equal tokens on every runtime.
 
 

@@ -33,12 +33,12 @@ class LayerHooks:
 
     Layers and their parameters stay in place. Only the class of each layer changes, to one derived from its own; that
     of the module around them as well. `layer_rows` counts the rows that ran, summed over layers. A forward fills
-    `states`, where there are some: the input [batch, n, H] of each layer, the output of the last one, and the output of
+    `states`, if there are some: the input [batch, n, H] of each layer, the output of the last one, and the output of
     the final norm, which stays None for models whose layers do not lie in a module of their own.
     """
 
     def __init__(self, model: Any) -> None:
-        """Raises Unsupported where a layer occurs twice, or there are none."""
+        """Raises Unsupported if a layer occurs twice, or there are none."""
         self.layers = list(get_layers(model))
         if not 0 < len({id(layer) for layer in self.layers}) == len(self.layers):
             raise Unsupported("MLX cannot tell the layers of this model apart.", hint="Use --draft ngram.")

@@ -24,7 +24,7 @@ class Device:
 
     name: str
     on_gpu: bool
-    working_set: int  # the system's recommended limit; 0 where it has none
+    working_set: int  # the system's recommended limit; 0 if it has none
 
 
 @cache
@@ -51,7 +51,7 @@ def leave_thread() -> None:
 
 
 def _leave_process() -> None:
-    """`leave_thread` for the main thread, after the arrays of garbage: MLX may abort where they are freed later."""
+    """`leave_thread` for the main thread, after the arrays of garbage: MLX may abort if they are freed later."""
     gc.collect()
     leave_thread()
 

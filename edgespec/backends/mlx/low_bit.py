@@ -63,7 +63,7 @@ def _share(value: Any) -> Any:
 
 
 def _choose_bits(linear: Any, bits: int) -> int:
-    """Bits of a layer's low-bit copy; 0 where there can be none."""
+    """Bits of a layer's low-bit copy; 0 if there can be none."""
     if not _group_size(linear) or getattr(linear, "global_scale", None) is not None:
         return 0
     own = linear.bits if isinstance(linear, _QUANTIZED) else 2 * _FLOAT_BITS
@@ -72,7 +72,7 @@ def _choose_bits(linear: Any, bits: int) -> int:
 
 
 def _group_size(linear: Any) -> int:
-    """Elements that share a scale in a copy, as in the layer if possible; 0 where no group size fits its rows."""
+    """Elements that share a scale in a copy, as in the layer if possible; 0 if no group size fits its rows."""
     width, groups = linear.weight.shape[-1], [*_GROUPS]
     if isinstance(linear, _QUANTIZED):
         width, groups = width * 32 // linear.bits, [linear.group_size, *_GROUPS]

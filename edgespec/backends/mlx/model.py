@@ -221,7 +221,7 @@ def explain_errors(path: Path) -> Iterator[None]:
         raise BackendUnavailable(
             f"MLX cannot open {path.name}: {reason_of(error)}.", hint="Install the package that it names."
         ) from error
-    except BaseException as error:  # a class of mlx-lm exits where a package is missing, and a tokenizer may panic
+    except BaseException as error:  # a class of mlx-lm exits if a package is missing, and a tokenizer may panic
         reason = reason_of(error)
         shown = reason if len(reason) <= 300 else f"{reason[:297]}..."
         raise InvalidModelFile(

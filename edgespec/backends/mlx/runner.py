@@ -1,4 +1,4 @@
-"""Forwards of a model over its caches, whose hidden states are kept where a head reads them."""
+"""Forwards of a model over its caches, whose hidden states are kept if a head reads them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class FeatureTap:
 class ModelRunner:
     """A model with the caches of one sequence. Scores are lazy arrays [rows, V].
 
-    Where there is a `tap`, `features` are those of the last forward, lazy as well: [rows, width].
+    If there is a `tap`, `features` are those of the last forward, lazy as well: [rows, width].
     """
 
     def __init__(self, model: Any, quantization: KVQuantization | None = None) -> None:

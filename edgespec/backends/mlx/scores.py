@@ -103,7 +103,7 @@ class MlxScores:
             on_token(self, mx.maximum(tokens, 0))
         values = self._read(tokens, *more)
         if on_token is not None:
-            self.announced_token = int(values[0][0])  # -1 where the host decides, which is no token
+            self.announced_token = int(values[0][0])  # -1, which is no token, if the host decides
         return values
 
     def _read(self, *arrays: Any) -> list[npt.NDArray[Any]]:

@@ -72,7 +72,7 @@ class MlxSelfDraft(AttachedDraft):
 
 
 def check_layers(runner: ModelRunner) -> None:
-    """Whether the model's layers can be skipped. Raises Unsupported where its layers or caches do not allow it."""
+    """Whether the model's layers can be skipped. Raises Unsupported if its layers or caches do not allow it."""
     layers, entries = get_layers(runner.model), runner.caches.entries
     for is_so, reason in (
         (bool(runner.caches.recurrent), "its layers have recurrent states, which a draft cannot share"),
@@ -89,8 +89,8 @@ def check_layers(runner: ModelRunner) -> None:
 def _probe(network: MlxSelfDraft, open_session: Callable[[], MlxSession], vocab_size: int) -> None:
     """Drafts and verifies a few tokens, to test whether a model's code works in this way. It does not judge the drafts.
 
-    Raises Unsupported where the model fails, or where the scores of its target change. Sets `continues_from_layer` to
-    False where only that fails.
+    Raises Unsupported if the model fails, or if the scores of its target change. Sets `continues_from_layer` to
+    False if only that fails.
     """
     try:
         reason = _find_failure(network, open_session, vocab_size)

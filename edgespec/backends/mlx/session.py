@@ -50,7 +50,7 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a forward computes, on the device: scores [n, V], and features [n, width] where the session has a tap."""
+    """What a forward computes, on the device: scores [n, V], and features [n, width] if the session has a tap."""
 
     logits: Any
     features: Any = None
@@ -322,7 +322,7 @@ class MlxSession:
         return self._rewind(kept - 1) if tap is not None and kept and tap.kept.start == kept else kept
 
     def _rewind(self, position: int) -> int:
-        """Drop all tokens from `position` on, or more where the caches cannot; returns how many are left."""
+        """Drop all tokens from `position` on, or more if the caches cannot; returns how many are left."""
         self._sync()
         self._drop_pending()
         self._drop_ahead()

@@ -163,7 +163,7 @@ class SharedKVSession:
     def _run(self, tokens: Any, at: int) -> Any:
         """Scores [n, V] of tokens [1, n] that start `at` rows behind the target's; handed to the device.
 
-        Leaves the caches at the target's position, also where it raises BackendError or Cancelled.
+        Leaves the caches at the target's position, even if it raises BackendError or Cancelled.
         """
         check_cancelled()
         network, base = self._network, self._target.position

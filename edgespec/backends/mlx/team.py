@@ -32,7 +32,7 @@ class Team(ABC):
 
     @abstractmethod
     def poll(self) -> None:
-        """Raises Cancelled on all ranks at the same point, where rank 0's work is cancelled."""
+        """Raises Cancelled on all ranks at the same point, if rank 0's work is cancelled."""
 
     def leave(self) -> None:  # noqa: B027 - rank 0 hears of the error
         """The ranks are out of step: an operation has failed in the middle."""

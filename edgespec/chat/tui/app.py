@@ -112,7 +112,7 @@ class ChatApp(Dialogue):
         self.push_screen(Details(lambda: self.activity.meter, self._read_draft_stats, notices))
 
     async def _read_draft_stats(self) -> DraftStats | None:
-        """What the autopilot has learned; None before it has measured, and where no model is open."""
+        """What the autopilot has learned; None before it has measured, and when no model is open."""
         with suppress(EdgespecError):
             if self.client.model_info is not None:
                 return await self.client.draft_stats().wait()
@@ -187,7 +187,7 @@ class ChatApp(Dialogue):
             self.activity.job.cancel()
 
     async def action_reopen(self) -> None:
-        """Open the model again, after its process has ended or where it could not be opened."""
+        """Open the model again, after its process has ended or if it could not be opened."""
         if self.activity.job is None and self.client.model_info is None:
             await self.open_model(self.request)
 

@@ -33,8 +33,8 @@ class Row(NamedTuple):
     """One line of the screen.
 
     skip    characters at its start that are not copied
-    is_end  whether a line of the text ends here; it was broken to fit where not
-    fill    the style of the row, to MAX_COLUMNS where its text ends before
+    is_end  whether a line of the text ends here; if not, it was broken to fit
+    fill    the style of the row, to MAX_COLUMNS if its text ends before
     """
 
     content: Content
@@ -49,7 +49,7 @@ class Block:
 
     start, end   characters of the source that the block shows
     first, rest  in front of its first row and of the others
-    gap          in front of an empty row above it; None where there is no such row
+    gap          in front of an empty row above it; None if there is no such row
     edge         the style of `first`, `rest` and `gap`
     fill         the style of its rows, to MAX_COLUMNS
     role         what a click on it does, or that it is a part of the reasoning
@@ -94,7 +94,7 @@ class Block:
 
 @dataclass(frozen=True)
 class CodeBlock(Block):
-    """A part of a code block. `title` is the line above it, None where there is none."""
+    """A part of a code block. `title` is the line above it, None if there is none."""
 
     fill: str = _CODE
     language: str = ""
@@ -251,7 +251,7 @@ def split_parts(text: str) -> list[str]:
 
 
 def _is_balanced(code: str) -> bool:
-    """Whether no string or comment of several lines seems to be open at the end."""
+    """Whether no multi-line string or comment seems to be open at the end."""
     is_closed = code.count('"""') % 2 == 0 and code.count("'''") % 2 == 0
     return is_closed and code.count("/*") <= code.count("*/")
 

@@ -131,7 +131,7 @@ def complete(line: str) -> list[Completion]:
 
 
 def _complete_name(start: str) -> list[Completion]:
-    """Names before aliases; an alias is listed only where no name matches."""
+    """Names before aliases; an alias is listed only if no name matches."""
     names = [name for name in _BY_NAME if name.startswith(start)]
     names = names or sorted({name for alias, name in ALIASES.items() if alias.startswith(start)})
     commands = [_BY_NAME[name] for name in names]
@@ -157,7 +157,7 @@ def _list_aliases() -> Values:
 
 
 def _list_paths(argument: str) -> Values:
-    """Entries of the folder in `argument`; hidden ones where the name so far begins with a dot."""
+    """Entries of the folder in `argument`; hidden ones if the name so far begins with a dot."""
     folder, slash, start = argument.rpartition("/")
     try:
         paths = sorted(Path(f"{folder}{slash}" or ".").expanduser().iterdir())

@@ -206,7 +206,7 @@ class Dialogue(Window):
         self.query_one(Queued).show(self.queued)
 
     async def _send(self, text: str) -> None:
-        """Ask; a message that cannot be answered returns to the prompt."""
+        """Send `text`, or put it back if it cannot be answered."""
         try:
             require_model(self.client)
             if self.recorder.drop_unanswered():
@@ -238,7 +238,7 @@ class Dialogue(Window):
     # Answers.
 
     async def answer(self) -> None:
-        """Answer the last question, once there is room for it. Raises InvalidRequest where no model is open."""
+        """Answer the last question, once there is room for it. Raises InvalidRequest if no model is open."""
         model_info = require_model(self.client)
         is_raw = model_info.chat_template is None
         self.recorder.begin_answer({"is_raw": is_raw, **answer_settings(self.request, model_info)})
@@ -248,7 +248,7 @@ class Dialogue(Window):
         self._generate(answer, self.chat.request(model_info.sampling, memory=self.recorder.memory), {})
 
     async def continue_answer(self) -> None:
-        """Go on with the last answer. Raises InvalidRequest where it is whole, ContextOverflow."""
+        """Go on with the last answer. Raises InvalidRequest if it is whole, ContextOverflow."""
         model_info = require_model(self.client)
         turn = self.recorder.require_cut_answer()
         thought = () if turn.text else (Message("assistant", turn.reasoning),)
@@ -310,7 +310,7 @@ class Dialogue(Window):
                 await self.show_turns()  # the answer that it was to replace returns
         if failure:
             self.show_failure(failure)
-        if activity.job is not None:  # it goes on where it could not be shown
+        if activity.job is not None:  # it goes on if it could not be shown
             activity.job.cancel()
         activity.job = None
         await self._advise(answered=answer is not None)
@@ -321,7 +321,7 @@ class Dialogue(Window):
             await self.send_next()
 
     async def _advise(self, *, answered: bool) -> None:
-        """Name the next step where the conversation's model is not open, or only completes code."""
+        """Name the next step if the conversation's model is not open, or only completes code."""
         conversation, model_info = self.recorder.conversation, self.client.model_info
         if conversation is None:
             return
@@ -343,7 +343,7 @@ class Dialogue(Window):
         await self.show_conversation()
 
     async def show_conversation(self) -> None:
-        """Draw the conversation that was chosen, and tell where another model held it."""
+        """Draw the conversation that was chosen, and say if another model held it."""
         await self.show_turns()
         conversation, model_info = self.recorder.conversation, self.client.model_info
         if conversation is not None and model_info is not None and conversation.model != model_info.name:

@@ -68,7 +68,7 @@ class _Reader:
         self, nodes: Sequence[SyntaxTreeNode], first: str, rest: str, gap: str | None, *, is_tight: bool = False
     ) -> Iterator[Block]:
         """The blocks of `nodes`. `first`, `rest` and `gap` are as in Block, for the first one; no empty rows are
-        between the others where they are in a list that `is_tight`.
+        between the others if they are in a list that `is_tight`.
         """
         end = None  # the line after the node before
         for node in nodes:

@@ -121,7 +121,7 @@ def _describe_drafting(meter: Meter, metrics: Metrics, model_info: ModelInfo, *,
 
 
 def _describe_times(metrics: Metrics) -> Content:
-    """The time of the first token; where tokens are drafted, the shares of drafts, the model and everything else."""
+    """The time of the first token; if tokens are drafted, the shares of drafts, the model and everything else."""
     ttft = "-" if metrics.ttft_s is None else f"{metrics.ttft_s * 1000:.0f} ms"
     lines: list[tuple[Part, ...]] = [("first token after ", ttft)]
     if metrics.drafted_tokens:

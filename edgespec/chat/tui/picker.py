@@ -44,7 +44,7 @@ class Row:
 
     opens       the value for `--model`
     cells       of the columns after the name: size, fit, speed, drafted, quality, license, description
-    missing     bytes to download; None where nothing says how many
+    missing     bytes to download; None if nothing says how many
     parameters  in billions
     """
 
@@ -149,7 +149,7 @@ class FilterList(ModalScreen[T | None]):
         raise NotImplementedError
 
     def selected_key(self) -> str | None:
-        """The key of the row under the cursor; None where the table is empty."""
+        """The key of the row under the cursor; None if the table is empty."""
         table = self.query_one(DataTable)
         return table.coordinate_to_cell_key(table.cursor_coordinate).row_key.value if table.row_count else None
 
@@ -203,7 +203,7 @@ class Picker(FilterList[Pick]):
     )  # fmt: skip
 
     def __init__(self, client: EngineClient, *, is_idle: bool, is_first: bool = False) -> None:
-        """Lists models, and measures this machine where the engine `is_idle`. `is_first`: the user chooses a first
+        """Lists models, and measures this machine if the engine `is_idle`. `is_first`: the user chooses a first
         model, from small ones until something is typed, and Enter downloads it at once.
         """
         super().__init__("", "Listing the models on this machine …")
@@ -222,7 +222,7 @@ class Picker(FilterList[Pick]):
 
     @work
     async def _list(self, text: str) -> None:
-        """Show rows as they are found, at the hub where there is a `text` to search."""
+        """Show rows as they are found, at the hub if there is a `text` to search."""
         found = iterate(list_rows(self._client, is_idle=self._is_idle, text=text), self._check)
         try:
             while (listed := await asyncio.to_thread(next, found, None)) is not None:
@@ -251,7 +251,7 @@ class Picker(FilterList[Pick]):
             raise Cancelled
 
     def choose(self) -> None:
-        """Open the selected model; ask first where it has to be downloaded."""
+        """Open the selected model; ask first if it has to be downloaded."""
         name = self.selected_key() or self.query_one(Input).value.strip()
         if not name:
             return

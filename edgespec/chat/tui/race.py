@@ -62,7 +62,7 @@ class Race(ModalScreen[None]):
     def __init__(
         self, client: EngineClient, request: Request, speculation: Speculation, plain_speed: float | None
     ) -> None:
-        """`plain_speed` is in tokens/s; None where it was not measured.
+        """`plain_speed` is in tokens/s; None if it was not measured.
 
         Both sides take one seed and accept a draft by what the target samples, which gives both the same text.
         """
@@ -100,7 +100,7 @@ class Race(ModalScreen[None]):
         self.query_one("#race-result", Static).update(Text(said))
 
     async def _follow(self, lane: Lane, job: Stream[Event]) -> None:
-        """Show one side; cancels the job where the screen is closed."""
+        """Show one side; cancels the job when the screen is closed."""
         try:
             async for batch in job.batches():
                 lane.add(batch)

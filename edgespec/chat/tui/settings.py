@@ -18,7 +18,7 @@ _HINT = "Free some space, or set EDGESPEC_DATA_DIR to another folder."
 
 
 def read_setting(name: str) -> str:
-    """The text last written; empty where there is none, or where the file cannot be read.
+    """The text last written; empty if there is none, or if the file cannot be read.
 
     Each setting has a file of its own, so that several programs change different ones without a lock.
     """
@@ -38,9 +38,9 @@ def write_setting(name: str, text: str) -> None:
 
 
 def find_first_model() -> str | None:
-    """What a chat opens where no model is named: EDGESPEC_MODEL, else the last model, else the registry's default.
+    """What a chat opens if no model is named: EDGESPEC_MODEL, else the last model, else the registry's default.
 
-    None where that is the embedded pair, with which nobody can talk.
+    None if that is the embedded pair, with which nobody can talk.
     """
     from edgespec.models.registry import EMBEDDED_ALIAS, load_registry
 
@@ -52,7 +52,7 @@ def find_first_model() -> str | None:
 
 
 def read_last_model() -> str | None:
-    """The model that a chat has opened last, as `edgespec chat` takes it; None where it would have to be downloaded."""
+    """The model that a chat has opened last, as `edgespec chat` takes it; None if it would have to be downloaded."""
     from edgespec.backends import prefers_mlx
     from edgespec.models.hub import Hub
     from edgespec.models.registry import load_registry
@@ -87,7 +87,7 @@ class PromptHistory:
         del self.texts[:-MAX_PROMPTS]
 
     def add(self, text: str) -> None:
-        """Keep `text` unless it is the last one. Raises CacheError where it is kept for this start only."""
+        """Keep `text` unless it is the last one. Raises CacheError if it is kept for this start only."""
         if not self._remember(text):
             return
         try:

@@ -57,7 +57,7 @@ class Item:
         return [self._block]
 
     def origins(self, block: Block) -> tuple[Run, ...]:
-        """The source of a block in the colors of who proposed it; empty where they are not shown."""
+        """The source of a block in the colors of who proposed it; empty if they are not shown."""
         return ()
 
     def mark(self, label: str, *, is_selected: bool) -> None:
@@ -95,7 +95,7 @@ class Answer(Item):
     """Reasoning in a fold, the answer as Markdown or raw, and a footer."""
 
     def __init__(self, *, is_raw: bool = False) -> None:
-        """`is_raw`: the text is no Markdown but what a model without a chat template has written."""
+        """`is_raw`: the text is not Markdown but the output of a model without a chat template."""
         self.text = ""
         self.reasoning = ""
         self.spans: list[Span] = []
@@ -217,7 +217,7 @@ Place = tuple[Item, Block]
 class Transcript(ScrollView):
     """A list, with the newest item at the bottom. It scrolls to its end as it grows, until the user scrolls up.
 
-    The heights of all blocks are known; their lines are drawn where they come into the window.
+    The heights of all blocks are known; their lines are drawn when they come into the window.
     """
 
     @dataclass(eq=False)
@@ -273,7 +273,7 @@ class Transcript(ScrollView):
         self.refresh()
 
     def cut(self, number: int, *, keep_question: bool = False) -> None:
-        """Remove question `number` and everything after it; everything where that question is not shown."""
+        """Remove question `number` and everything after it; everything if that question is not shown."""
         at = [i for i, item in enumerate(self.items) if isinstance(item, UserMessage) and item.number == number]
         self._replace(self.items[: at[0] + keep_question] if at else [])
 
@@ -289,7 +289,7 @@ class Transcript(ScrollView):
 
     @property
     def _first_place(self) -> Place | None:
-        """The first one of the window, where it is to stay there; None at the end, which is followed."""
+        """The first one of the window, if it is to stay there; None at the end, which is followed."""
         y = self.scroll_offset.y
         return None if self._is_following or y >= self._tops[-1] else self._find_line(y)[0]
 

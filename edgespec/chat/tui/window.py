@@ -173,7 +173,7 @@ class Window(App[None]):
         self._type(event.text)
 
     def _type(self, text: str) -> None:
-        """Write into the prompt, wherever the focus is; the windows in front have fields of their own."""
+        """Write into the prompt, wherever the focus is, unless another window is in front."""
         if len(self.screen_stack) == 1:
             prompt = self.query_one(Prompt)
             prompt.focus()
@@ -189,7 +189,7 @@ class Window(App[None]):
         (transcript.action_page_up if direction < 0 else transcript.action_page_down)()
 
     def copy_to_clipboard(self, text: str) -> None:
-        """Copy by the terminal (OSC 52), and by a program of the desktop where there is one."""
+        """Copy by the terminal (OSC 52), and by a program of the desktop if there is one."""
         super().copy_to_clipboard(text)
         if not self.is_headless:
             self.run_worker(partial(copy_with_program, text), thread=True)

@@ -35,8 +35,7 @@ function describeState(model) {
   if (model.answering) return `answering ${model.answering} of ${model.answers_at_once ?? 1}`;
   if (model.is_reachable === false) return "not reachable";
   if (model.last_error) return `fails: ${model.last_error}`;
-  if (model.state === "remote") return "remote";
-  return model.is_open ? "loaded" : "not loaded";
+  return model.state;
 }
 
 function format(value, digits = 1) {

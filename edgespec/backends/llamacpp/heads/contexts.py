@@ -24,7 +24,7 @@ from edgespec.errors import RollbackError
 
 MAX_ROWS = 64  # of one call; llama.cpp reserves logits for all of them
 _SCORED = 8  # pairs that are read in one call although all are scored
-_ROPE_SECTIONS = 4  # positions of a row of states where the rotary embedding has sections
+_ROPE_SECTIONS = 4  # positions of a row of states if the rotary embedding has sections
 
 
 class DraftContext(HeadRunner):
@@ -53,7 +53,7 @@ class DraftContext(HeadRunner):
         self.trim(0)
 
     def trim(self, position: int) -> None:
-        """Raises RollbackError where llama.cpp cannot drop the rows."""
+        """Raises RollbackError if llama.cpp cannot drop the rows."""
         if not self._api.llama_memory_seq_rm(self._native.memory, self._sequence, position, -1):
             raise RollbackError("llama.cpp could not trim the head's cache.", hint="Start a new chat.")
 
@@ -70,7 +70,7 @@ class DraftContext(HeadRunner):
 
 
 class HeadContext(DraftContext):
-    """Its cache keeps pairs by position; a pair's own state stands for the target's where there is none yet."""
+    """Its cache keeps pairs by position; a pair's own state stands for the target's if there is none yet."""
 
     def __init__(self, lib: Library, model: Any, params: Any, **settings: Any) -> None:
         """`settings` are those of DraftContext. Raises BackendError, Unsupported."""
@@ -112,7 +112,7 @@ class HeadContext(DraftContext):
         self._run(tokens, states, position, outputs=0)
 
     def decode(self, tokens: Sequence[int], states: Floats, position: int) -> tuple[Logits, Floats]:
-        """Add the pairs of `states` [n, size] and `tokens`; (logits [V] after the last, its state [1, size] to go on).
+        """Add the pairs of `states` [n, size] and `tokens`; returns (logits [V], state [1, size]) of the last pair.
 
         `states` are encoded rows, or the state of the pair before. llama.cpp scores all pairs.
         """
@@ -141,7 +141,7 @@ def _float_pointer(array: Floats) -> Any:
 class Eagle3Context(HeadContext):
     """Follows src/models/eagle3.cpp of llama.cpp, whose encoder fuses the inputs of the target's layers.
 
-    The text is in all sequences. A drafted node is in one: that of its parent, or where another child of it has that, a
+    The text is in all sequences. A drafted node is in one: that of its parent or, if another child of it has that, a
     copy of the parent's path. So a node runs once, and attends to its path alone.
     """
 
@@ -254,7 +254,7 @@ class AssistantContext(HeadContext):
 class BlockContext(DraftContext):
     """Its cache has the keys and values of the target's states by position, and while it drafts those of a block.
 
-    Follows src/models/dflash.cpp of llama.cpp, which takes the embeddings and the output matrix of `ctx_other` where
+    Follows src/models/dflash.cpp of llama.cpp, which takes the embeddings and the output matrix of `ctx_other` if
     the head has none.
     """
 

@@ -54,7 +54,7 @@ def _read_model(path: Path) -> Header:
 
 
 def _check_layers(header: Header, path: Path) -> int:
-    """The number of MTP layers. Raises Unsupported, InvalidModelFile where llama.cpp would abort the process."""
+    """The number of MTP layers. Raises Unsupported, InvalidModelFile if llama.cpp would abort the process."""
     architecture = header.architecture
     if architecture not in MTP_TENSORS:
         raise Unsupported(f"llama.cpp runs no MTP layers of '{architecture}' models.", hint="Use --draft auto.")

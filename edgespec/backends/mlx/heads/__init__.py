@@ -82,7 +82,7 @@ class MlxHead(AttachedHead):
         self.extra_bytes += short.nbytes
 
     def open_session(self, target: Session) -> DraftSession | BlockSession:
-        """Opens a session. Raises ValueError where `target` holds tokens."""
+        """Opens a session. Raises ValueError if `target` holds tokens."""
         assert isinstance(target, MlxSession)
         return self.opener(NetworkRunner(self.network, target), target, target.tap(self.network.layers))
 

@@ -27,7 +27,7 @@ _RECENT = 256  # tokens of a text that tell which vocabulary it needs
 
 @dataclass(frozen=True, slots=True)
 class DraftVocabulary:
-    """The tokens that a head scores. `ids` [W] are the target's; None where the head has all V."""
+    """The tokens that a head scores. `ids` [W] are the target's; None if the head has all V."""
 
     ids: Any
     vocab_size: int

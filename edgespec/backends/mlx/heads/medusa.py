@@ -88,7 +88,7 @@ _HYDRA_LAYER = {
 }
 _HYDRA_MATRIX = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.weight")
 _HYDRA_OUTPUT = re.compile(r"hydra_lm_head\.(\d+)\.(?:1\.)?weight")
-# What the prefix layer has of its target where config.json does not say
+# What the prefix layer has of its target if config.json does not say
 _HYDRA_SETTINGS = ("num_attention_heads", "rms_norm_eps", "rope_theta", "rope_scaling", "max_position_embeddings")
 
 
@@ -159,7 +159,7 @@ def read_hydra(folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts
 
 
 def _find_settings(model: Any, arrays: Arrays, size: int) -> dict[str, Any]:
-    """What the prefix layer has where config.json does not say: the target's attention, and sizes of its tensors."""
+    """What the prefix layer has if config.json does not say: the target's attention, and sizes of its tensors."""
     settings = {key: getattr(getattr(model, "args", None), key, None) for key in _HYDRA_SETTINGS}
     settings["hidden_size"] = size
     queries, keys = (arrays[_HYDRA_PREFIX + _HYDRA_LAYER[name]].shape[0] for name in "qk")

@@ -51,7 +51,7 @@ class PairNetwork(HeadNetwork):
     ) -> None:
         """`shifts` are added to the weights of norms, those of "layers" included.
 
-        Embeddings and output matrix are those of `target` where the head has none of its own. Raises InvalidModelFile
+        Embeddings and output matrix are those of `target` if the head has none of its own. Raises InvalidModelFile
         for tensors of other shapes, Unsupported for a head that the target does not fit.
         """
         size, self._fuses = spec.size, spec.kind == "eagle3"
@@ -125,7 +125,7 @@ def read_pairs(folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts
 _EXPERT = re.compile(
     r"(?P<mlp>(?:.*\bmtp\.)?layers\.0\.mlp\.)experts\.(?:(?P<index>\d+)\.)?(?P<part>\w+_proj)(?:\.weight)?$"
 )
-_PLAIN_MEAN = 0.5  # means of weights are near 1, or near 0 where a file holds them less 1
+_PLAIN_MEAN = 0.5  # means of weights are near 1, or near 0 if a file holds them less 1
 
 
 def _stack_experts(arrays: Arrays) -> Arrays:
@@ -164,7 +164,7 @@ def find_shifts(weights: HeadWeights) -> dict[str, float]:
     return shifts | {"layers": float(is_short), "output_norm": float(weights.mean("output_norm") < _PLAIN_MEAN)}
 
 
-_PLAIN: Mapping[str, tuple[object, ...]] = {  # what a config may say where nothing else is computed
+_PLAIN: Mapping[str, tuple[object, ...]] = {  # what a config may say if nothing else is computed
     "hidden_act": ("silu",),
     "rope_is_neox_style": (True,),
     "attention_value_scale": (1,),
@@ -269,7 +269,7 @@ _SLIDING = "sliding_attention"
 def _read_attention(folder: Path, count: int) -> list[tuple[int | None, bool]]:
     """Reads for each of `count` layers how many positions a row attends to, None for all, and whether it is causal.
 
-    A window without `use_sliding_window` or `use_swa` means nothing. Where the config does not say whether layers are
+    A window without `use_sliding_window` or `use_swa` means nothing. If the config does not say whether layers are
     causal, those that `layer_types` calls sliding are, as in z-lab's reference (github.com/z-lab/dflash). Raises
     InvalidModelFile, CacheError; Unsupported for layers that compute something else.
     """
@@ -376,7 +376,7 @@ def read_assistant(folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetP
 
 
 def _find_trunk(target: Any, module: Assistant) -> Any:
-    """The module around the target's layers. Raises Unsupported where the assistant's do not fit them."""
+    """The module around the target's layers. Raises Unsupported if the assistant's do not fit them."""
     wanted = _list_kinds(module.model)
     for trunk in target.modules():
         if hasattr(trunk, "previous_kvs") and wanted <= _list_kinds(trunk):

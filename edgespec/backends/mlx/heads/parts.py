@@ -29,7 +29,7 @@ class LayerShape:
     heads      of the queries, `kv_heads` of keys and values, with `head_dim` numbers each
     eps        of its norms
     rope       mlx-lm's module that rotates [1, heads, n, head_dim] from a position on
-    n_active   experts of a mixture that see a token; 1 where the config names none
+    n_active   experts of a mixture that see a token; 1 if the config names none
     is_scaled  whether the weights of these experts are scaled to a sum of 1
     """
 
@@ -100,7 +100,7 @@ class Mlp:
 
 
 class ExpertMlp:
-    """Qwen's mixture of experts, with one that sees all tokens where the file has it."""
+    """Qwen's mixture of experts, with one that sees all tokens if the file has it."""
 
     def __init__(self, weights: HeadWeights, shape: LayerShape, prefix: str) -> None:
         """Raises InvalidModelFile for tensors of other shapes."""

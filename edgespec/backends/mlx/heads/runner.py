@@ -36,9 +36,9 @@ class HeadNetwork(ABC):
     takes_trees  whether rows may be those of a tree of drafted tokens; its caches are KeyValues then
     n_drafts     the most tokens that it drafts after a text; None for no limit
     nbytes       bytes of its own weights
-    dtype        of these weights; None where `run` takes states of any type
+    dtype        of these weights; None if `run` takes states of any type
     vocabulary   the tokens that it scores
-    short        the same head with frequent tokens alone; None where there is none
+    short        the same head with frequent tokens alone; None if there is none
     """
 
     layers: tuple[int, ...] = ()
@@ -87,7 +87,7 @@ class HeadNetwork(ABC):
         return self.run(token, self.feed_back(output), caches)
 
     def feed_back(self, output: Any) -> Any:
-        """The states [n, h] that stand for features where the target has none yet."""
+        """The states [n, h] that stand for features if the target has none yet."""
         return output
 
     @abstractmethod

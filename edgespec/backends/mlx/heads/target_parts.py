@@ -62,5 +62,5 @@ def read_target(model: Any) -> TargetParts:
         raise Unsupported("this model has no embeddings that a head could share.", hint=OTHER_HEAD)
     outputs = [each for name, each in model.named_modules() if name.rsplit(".", 1)[-1] == "lm_head"]
     embed, token = embeddings[0], mx.array([[0]], mx.int32)
-    score = outputs[0] if outputs else embed.as_linear  # where both are tied
+    score = outputs[0] if outputs else embed.as_linear  # if both are tied
     return TargetParts(model, model(token).shape[-1], embed(token).shape[-1], embed, score)

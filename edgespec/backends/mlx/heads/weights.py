@@ -40,7 +40,7 @@ class HeadWeights:
 
     @property
     def layer_prefixes(self) -> list[str]:
-        """What the names of each layer begin with; nothing where there is one layer."""
+        """What the names of each layer begin with; nothing if there is one layer."""
         numbered = sum(name.endswith(".q") for name in self.names)
         return [f"{i}." for i in range(numbered)] or [""]
 
@@ -98,7 +98,7 @@ class HeadWeights:
         return array
 
     def _make(self, kinds: tuple[Any, Any], name: str, shape: tuple[int, ...], *sizes: int) -> Any:
-        """A layer of the first of `kinds`, or of the second where the file is quantized, made with `sizes`."""
+        """A layer of the first of `kinds`, or of the second if the file is quantized, made with `sizes`."""
         plain, quantized = kinds
         settings = self._read_quantization(name, shape)
         layer = plain(*sizes) if settings is None else quantized(*sizes, *settings)
