@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from edgespec.backends.llamacpp.tiles import amx_is_sound
+from edgespec.progress import reporting
 from tests.fast_mlx import hasten_mlx
+from tests.reporter import Heard
 
 hasten_mlx()
 amx_is_sound()  # once for all processes that tests start
@@ -41,6 +44,14 @@ def find_marker(path: Path) -> str:
     if folder not in _MARKER:
         raise pytest.UsageError(f"tests/{folder} has no marker: add it to MARKERS in tests/conftest.py")
     return _MARKER[folder]
+
+
+@pytest.fixture
+def heard() -> Iterator[Heard]:
+    """What is reported while the test runs."""
+    made = Heard()
+    with reporting(made):
+        yield made
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the options

@@ -52,7 +52,7 @@ def summarize(metrics: Mapping[str, Any], *, may_draft: bool = False) -> str:
     parts = [f"{n_tokens} token{'s' if n_tokens != 1 else ''}"]
     if speed := metrics.get("tokens_per_second"):
         parts.append(f"{speed:.1f} tok/s")
-    if speedup := metrics.get("speedup"):
+    if speedup := metrics.get("speedup") or metrics.get("times_plain"):  # the latter in earlier conversations
         parts.append(f"{speedup:.2f}x plain decoding")
     if n_drafted:
         parts.append(f"{metrics.get('accepted_tokens')} of {n_drafted} drafted accepted")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.answers.response import ReasoningDelta, ResponseStream, TextDelta
 from edgespec.answers.tools import format_call
+from edgespec.api.log import LOG
 from edgespec.client.stream import Stream
 from edgespec.core.metrics import Metrics
 from edgespec.core.protocols import FinishReason
@@ -17,10 +18,6 @@ from edgespec.errors import InvalidRequest
 from edgespec.text.reasoning import Channel
 from edgespec.text.stream import Piece
 from edgespec.text.tool_calls import CallEnd, ToolCall
-
-if TYPE_CHECKING:
-    pass
-from edgespec.api.log import LOG
 
 
 @dataclass(frozen=True, slots=True)

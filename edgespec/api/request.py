@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from edgespec.answers.generation_spec import GenerationSpec, ToolChoiceMode, make_message
 from edgespec.answers.response import ResponseStream
@@ -15,10 +15,6 @@ from edgespec.engine.model_info import ModelInfo
 from edgespec.engine.structure import json_structure
 from edgespec.errors import InvalidRequest
 from edgespec.text.chat_template import Message
-
-if TYPE_CHECKING:
-    pass
-
 
 Messages = Sequence[Message | Mapping[str, Any]]
 Prompt = str | Messages

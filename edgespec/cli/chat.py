@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -30,9 +30,6 @@ from edgespec.errors import InvalidRequest
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.registry import SamplingDefaults
 from edgespec.options import LEARN
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command("chat")

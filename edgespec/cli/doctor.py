@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -26,10 +26,6 @@ from edgespec.cli.terminal import report_activity
 from edgespec.errors import Cancelled, reason_of
 from edgespec.installation import install_command
 from edgespec.units import gib
-
-if TYPE_CHECKING:
-    pass
-
 
 _PROBE_S = 60
 _GPU_REPORT = Path("edgespec-gpu.json")

@@ -9,15 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import click
 
 from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import replace_file
-
-if TYPE_CHECKING:
-    pass
 
 
 def print_result(facts: object, lines: Iterable[str], *, as_json: bool) -> None:

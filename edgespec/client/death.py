@@ -8,15 +8,11 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from edgespec.autopilot.store import calibration_folder
 from edgespec.errors import BackendError, names_memory
 from edgespec.files import write_atomically
-
-if TYPE_CHECKING:
-    pass
-
 
 _MAX_BYTES = 256 * 1024
 _MAX_WORDS = 200

@@ -7,13 +7,9 @@ import threading
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from edgespec.engine.model_info import ModelInfo
-
-if TYPE_CHECKING:
-    pass
-
 
 _TICK_S = 0.5
 

@@ -15,22 +15,19 @@ from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Pipe
 from subprocess import DEVNULL, Popen
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import psutil
 
 from edgespec.client.client import EngineClient
+from edgespec.client.death import CLOSED, Death, explain
+from edgespec.client.link import Call, Link, Report, Update
 from edgespec.client.stream import Stream
 from edgespec.engine.model_info import ModelInfo
 from edgespec.errors import BackendError, reason_of
 from edgespec.isolated import block_sigint, python_command
 from edgespec.machines.ranks import get_rank_address
 from edgespec.progress import Reporter
-
-if TYPE_CHECKING:
-    pass
-from edgespec.client.death import CLOSED, Death, explain
-from edgespec.client.link import Call, Link, Report, Update
 
 _NAME = "edgespec-engine"
 _CLOSE_TIMEOUT_S = 20.0

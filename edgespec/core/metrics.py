@@ -21,7 +21,7 @@ class Metrics:
     acceptance_rate    accepted_tokens / drafted_tokens
     alpha_by_depth     accepted / tested at draft depth 1, 2, ...; depths after a rejection are not tested
     tokens_per_second  1 / tpot_s
-    speedup        tokens_per_second over that of plain decoding with the same peers, see SpeedupEstimate; None
+    speedup            tokens_per_second over that of plain decoding with the same peers, see SpeedupEstimate; None
                        if that is unknown, if nothing was drafted, and for fewer than 32 tokens
     cached_tokens      prompt tokens that were cached before
     reasoning_tokens   emitted tokens of the reasoning phase

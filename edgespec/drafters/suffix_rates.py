@@ -5,11 +5,6 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from math import exp, isfinite
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    pass
-
 
 _LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32, 48, 64, 128, 256, 1024)  # where a band begins; below 2 is one too
 _SHARES = (0.25, 0.5, 0.75)

@@ -270,6 +270,9 @@ class Engine:
         try:
             open_space(slot, self.memory, use)
             restore_prefix(slot, saved, files)
+        except Cancelled:
+            self._slots.release(slot, list(slot.tokens))
+            raise
         except Exception as error:
             self._slots.discard(slot, error)
             raise

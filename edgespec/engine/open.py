@@ -33,8 +33,6 @@ from edgespec.models.resolve import fetch_source
 from edgespec.progress import notice
 from edgespec.text.chat_template import RENDERER
 
-_PROFILE_S = 0.4  # of measuring a new pair of models, or a known one under new settings
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -158,11 +156,11 @@ class Loader:
             prefixes = open_prefixes(config.memory, memory, key, model, path)
             engine = Engine(model, drafters, speculation, plan.options.caches, memory, prefixes)
             engine.is_paused = config.is_paused
+            store = ProfileStore(path, *identify_drafters(drafters, self.hub))
+            key = {**key, "exact_width": plan.options.exact_width}
+            kept = replace(asked, drafters=tuple(each.plan for each in drafters))
+            info = describe_model(engine, kept.name, kept, settings)
             undo.pop_all()
-        store = ProfileStore(path, *identify_drafters(drafters, self.hub))
-        key = {**key, "exact_width": plan.options.exact_width}
-        kept = replace(asked, drafters=tuple(each.plan for each in drafters))
-        info = describe_model(engine, kept.name, kept, settings)
         if info.template.tools == "own" and info.template.call_format is None:
             notice(f"Tools: {info.template.tools_notice}")
         return LoadedModel(engine, info, path, key, store, settings, config, kept)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
 from collections import deque
 from collections.abc import Iterator, Sequence
 
 from edgespec.engine.events import Scored
 from edgespec.text.stream import Piece
+
+_Utf8 = getincrementaldecoder("utf-8")
 
 
 class ShownScores:
@@ -18,6 +21,7 @@ class ShownScores:
 
     def __init__(self) -> None:
         self._held: deque[tuple[int, Scored]] = deque()  # with the characters before each token, since one was held
+        self._decoder = _Utf8("replace")
         self._n_characters = 0  # of the held tokens
         self._n_shown = 0  # of these characters
 
@@ -27,9 +31,10 @@ class ShownScores:
         """
         for score in scores:
             self._held.append((self._n_characters, score))
-            self._n_characters += len(score.text.decode("utf-8", "replace"))
+            self._n_characters += len(self._decoder.decode(score.text))
         self._n_shown += sum(len(piece.text) for piece in pieces)
         while self._held and (not holds_text or self._held[0][0] < self._n_shown):
             yield self._held.popleft()[1]
         if not holds_text:
             self._n_characters = self._n_shown = 0
+            self._decoder.reset()

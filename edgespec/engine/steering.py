@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from edgespec.core.protocols import Draft, Verdict, Verifier
 from edgespec.core.sampling import Sampler
 from edgespec.core.scores import Scores
 from edgespec.core.verify import TargetDistribution
 from edgespec.engine.block_entry import BlockEntry
+from edgespec.engine.generation import Generation
 from edgespec.engine.grammar_mask import GrammarMask, MaskedVerifier
 from edgespec.text.stream import TextStream
-
-if TYPE_CHECKING:
-    pass
-from edgespec.engine.generation import Generation
 
 MakeVerifier = Callable[[TargetDistribution], Verifier]
 

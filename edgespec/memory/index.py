@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 
+from edgespec.cancel import cancellable
 from edgespec.memory.queries import BuildPlan, SegmentRow
 from edgespec.memory.segments import DamagedSegment, Segment, build_segment, open_segment
 from edgespec.memory.texts import StoredText
@@ -118,4 +119,5 @@ class TextIndex:
         return any(row.first <= id <= row.last for row in self._files)
 
     def _index(self, texts: list[StoredText]) -> list[Segment]:
-        return [Segment(build_segment(texts), texts)] if texts else []
+        with cancellable(lambda: None):  # it is short, and a cancelled answer's texts are kept too
+            return [Segment(build_segment(texts), texts)] if texts else []

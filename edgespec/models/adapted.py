@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgespec.errors import EdgespecError
+from edgespec.models.drafts import Adaptation, DrafterPlan, PlannedModel
 from edgespec.models.heads import read_draft
 from edgespec.models.hub import Hub
 from edgespec.models.resolve import LocalModel, find_local
 from edgespec.models.versions import AdaptedDrafts, AdaptedPair, Card
 from edgespec.progress import notice
-
-if TYPE_CHECKING:
-    pass
-from edgespec.models.drafts import Adaptation, DrafterPlan, PlannedModel
 
 
 def use_adapted(drafters: Iterable[DrafterPlan], target: PlannedModel, folder: Path, hub: Hub) -> list[DrafterPlan]:

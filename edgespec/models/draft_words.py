@@ -5,14 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from edgespec.backends.attached_draft import parse
 from edgespec.drafters.registry import SELF, DrafterSpec, drafter_specs, find_spec
 from edgespec.errors import InvalidRequest, UnknownModel
-
-if TYPE_CHECKING:
-    pass
 from edgespec.models.drafts import DrafterPlan
 
 AUTO, NONE = "auto", "none"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.drafters.registry import DrafterSpec
@@ -12,9 +11,6 @@ from edgespec.formats.heads import HeadSpec
 from edgespec.models.references import Reference
 from edgespec.models.resolve import Source
 from edgespec.models.versions import BASE, NO_BASE, AdaptedPair, Card
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,8 @@ from __future__ import annotations
 import importlib.resources
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgespec.models.references import PackagedFile
-
-if TYPE_CHECKING:
-    pass
 
 
 def find_packaged(reference: PackagedFile) -> Path | None:

@@ -21,6 +21,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic_core import ErrorDetails
 
@@ -33,7 +34,9 @@ from edgespec.options import OPTIONS
 from edgespec.server.answers import Writer
 from edgespec.units import parse_duration
 
-_SAMPLING = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"}
+_SAMPLING = {
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty"
+}  # fmt: skip
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 AnyModelName = Annotated[
     str, StringConstraints(max_length=512), BeforeValidator(lambda name: "" if name is None else name)
@@ -93,15 +96,32 @@ def _is_number(body: type[BaseModel], field: str) -> bool:
 
 
 class SamplingBody(Body):
-    """Sampling parameters whose names and ranges are the same in OpenAI's and Ollama's interfaces."""
+    """Sampling parameters whose names and ranges are the same in all interfaces. Those of vLLM and llama.cpp's server
+    are extensions of OpenAI's and Anthropic's.
+    """
+
+    synonyms: ClassVar[Mapping[str, str]] = {"repeat_penalty": "repetition_penalty"}
+    """Other names of fields, which count if the field is not given."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, within_limits("top_p")] | None = None
     top_k: Annotated[int, within_limits("top_k")] | None = None
     min_p: Annotated[float, within_limits("min_p")] | None = None
+    typical_p: Annotated[float, within_limits("typical_p")] | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), le=2**64)] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_synonyms(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        no_limits = (None, -1, -2)  # llama.cpp's
+        found = {field: given[name] for name, field in cls.synonyms.items() if given.get(name) not in no_limits}
+        rest = {name: value for name, value in given.items() if name not in cls.synonyms and value is not None}
+        return {**given, **found, **rest} if found else given
 
     def settings(self, **more: Any) -> dict[str, Any]:
         """`more`: the settings whose names differ between the interfaces."""

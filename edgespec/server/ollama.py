@@ -28,12 +28,12 @@ from edgespec.server.fields import (
     Body,
     FunctionTool,
     GenerationBody,
-    RepetitionPenalty,
     SamplingBody,
     Stop,
     Stops,
     Temperature,
     ThinkingBody,
+    warn_of_fields,
     warn_of_results,
 )
 from edgespec.server.http import BodyRoute, EventStream, GetRoute, HttpError, JsonResponse, dump_json, require_manager
@@ -142,7 +142,7 @@ def format_time(moment: datetime) -> str:
 
 _NOT_FOLLOWED = frozenset({
     "main_gpu", "mirostat", "mirostat_eta", "mirostat_tau", "num_batch", "num_ctx", "num_gpu", "num_keep", "num_thread",
-    "penalize_newline", "repeat_last_n", "tfs_z", "typical_p", "use_mlock", "use_mmap",
+    "penalize_newline", "repeat_last_n", "tfs_z", "use_mlock", "use_mmap",
 })  # fmt: skip
 _NO_REASON = "it is not supported in requests."
 _REASONS = {"num_ctx": "the server's --ctx sets the context."}
@@ -154,19 +154,23 @@ class OllamaOptions(SamplingBody):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     temperature: Temperature | None = None
-    repeat_penalty: RepetitionPenalty | None = None
     num_predict: Annotated[int, Field(ge=-2, le=2**31)] | None = None
     stop: Stop | Stops | None = None
 
     def fields(self) -> dict[str, Any]:
         """The fields of a GenerationSpec. As in Ollama, a seed of -1 is random, and num_predict below 0 no limit."""
-        ignored = sorted(_NOT_FOLLOWED & set(self.model_extra or ()))
+        given = self.model_extra or {}
+        ignored = sorted(_NOT_FOLLOWED & given.keys())
+        others = warn_of_fields({name: value for name, value in given.items() if name not in _NOT_FOLLOWED})
         return {
-            "settings": self.settings(repetition_penalty=self.repeat_penalty),
+            "settings": self.settings(),
             "seed": None if self.seed == -1 else self.seed,
             "max_tokens": NO_LIMIT if (self.num_predict or 0) < 0 else self.num_predict or None,
             "stop": (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()),
-            "warnings": tuple(f"options.{name} is ignored: {_REASONS.get(name, _NO_REASON)}" for name in ignored),
+            "warnings": (
+                *(f"options.{name} is ignored: {_REASONS.get(name, _NO_REASON)}" for name in ignored),
+                *(f"options.{warning}" for warning in others),
+            ),
         }
 
 

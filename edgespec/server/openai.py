@@ -6,7 +6,7 @@ import time
 from abc import abstractmethod
 from codecs import IncrementalDecoder, getincrementaldecoder
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal
@@ -38,7 +38,6 @@ from edgespec.server.fields import (
     FunctionTool,
     GenerationBody,
     Parts,
-    RepetitionPenalty,
     ResponseFormat,
     SamplingBody,
     Stop,
@@ -49,7 +48,6 @@ from edgespec.server.fields import (
     join_result,
     join_text,
     warn_of_results,
-    within_limits,
 )
 from edgespec.text.chat_template import Message
 
@@ -93,10 +91,6 @@ class RepetitionLimits(Body):
     min_pattern_size: Annotated[int, Field(ge=1)] = 1
 
 
-_REPETITION_PENALTY = AliasChoices("repetition_penalty", "repeat_penalty")  # vLLM's name, and llama.cpp's
-_MAX_TOKENS = AliasChoices("max_tokens", "n_predict")
-
-
 class CompletionBody(SamplingBody, GenerationBody):
     """The fields that both interfaces share. `top_k`, `min_p`, `typical_p`, `repetition_penalty` and `return_progress`
     (events of a stream while the prompt is read) are extensions, named as in llama.cpp's server.
@@ -105,11 +99,11 @@ class CompletionBody(SamplingBody, GenerationBody):
     one in `structured_outputs` of vLLM. Grammars are GBNF or llguidance's Lark.
     """
 
+    synonyms: ClassVar[Mapping[str, str]] = {**SamplingBody.synonyms, "n_predict": "max_tokens"}
+
     # vLLM had these before structured_outputs.
     refused: ClassVar[tuple[str, ...]] = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 
-    repetition_penalty: RepetitionPenalty | None = Field(default=None, validation_alias=_REPETITION_PENALTY)
-    typical_p: Annotated[float, within_limits("typical_p")] | None = None
     logit_bias: Annotated[dict[TokenId, Bias] | None, BeforeValidator(_limit_length)] = None
     stop: Stop | Stops | None = None
     n: Annotated[int, Field(ge=1, le=16)] | None = None
@@ -144,9 +138,7 @@ class CompletionBody(SamplingBody, GenerationBody):
         limits = self.repetition_detection
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return {
-            "settings": self.settings(
-                repetition_penalty=self.repetition_penalty, typical_p=self.typical_p, logit_bias=bias
-            ),
+            "settings": self.settings(logit_bias=bias),
             "seed": self.seed,
             "stop": stops,
             "structure": self.structure(),
@@ -287,7 +279,7 @@ class ChatRequest(ThinkingBody, CompletionBody):
     refused = (*CompletionBody.refused, "audio", "functions", "web_search_options")
 
     messages: Annotated[list[ChatMessage], MANY, Field(min_length=1)]
-    max_tokens: Tokens | None = Field(default=None, validation_alias=_MAX_TOKENS)
+    max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     tools: Annotated[list[FunctionTool], FEW] | None = None
     tool_choice: ToolChoiceMode | NamedChoice | None = None
@@ -386,7 +378,7 @@ class CompletionRequest(CompletionBody):
     """The body of /v1/completions. All constraints are extensions."""
 
     prompt: str | TokenIds | Annotated[list[str | TokenIds], Field(min_length=1, max_length=128, fail_fast=True)]
-    max_tokens: Tokens | None = Field(default=None, validation_alias=_MAX_TOKENS)
+    max_tokens: Tokens | None = None
     echo: bool | None = False
     suffix: str | None = None
     best_of: int | None = None

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgespec.formats.gguf_config import read_gguf_config
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import read_folder_shapes
 from edgespec.formats.heads import unpack_shapes
 from edgespec.formats.mlx_folder import read_folder
-
-if TYPE_CHECKING:
-    pass
-
 
 _SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")
 # Numbers in single precision: AdamW's moments of a trained weight; its gradient before and after clipping, and its

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from edgespec.backends import Model, open_model
 from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
@@ -26,16 +26,13 @@ from edgespec.models.tokenizer_compat import identify_tokenizer
 from edgespec.models.versions import RUN, AdaptedDrafts, AdaptedPair, Card, Gain
 from edgespec.progress import Reporter, loading
 from edgespec.train.evaluate import Matrix, Return, compare, expected_tokens, require_positions, return_to_best
+from edgespec.train.memory_estimate import estimate_training_bytes
 from edgespec.train.options import Progress, StopReason, Throttle, TrainOptions, Weights
 from edgespec.train.parts import BATCH_TOKENS
-from edgespec.train.texts import TrainingText, count_tokens, read_texts, split_texts
-from edgespec.units import gib
-
-if TYPE_CHECKING:
-    pass
-from edgespec.train.memory_estimate import estimate_training_bytes
 from edgespec.train.run_folder import open_run
+from edgespec.train.texts import TrainingText, count_tokens, read_texts, split_texts
 from edgespec.train.trainee import RANK, TRAINED, Materials, Trainee, measure_draft, open_trainee
+from edgespec.units import gib
 
 _LORA_ABOVE = 2**30  # bytes that training all weights takes
 

@@ -6,13 +6,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from edgespec.errors import CacheError, InvalidRequest, reason_of
 from edgespec.files import lock_file
-
-if TYPE_CHECKING:
-    pass
 
 
 @contextmanager

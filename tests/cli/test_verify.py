@@ -55,7 +55,7 @@ def test_the_table_has_arms_and_kinds(cli: Cli) -> None:
     done = cli("verify", "python-6m", "--draft", "ngram", "--per-category", "1", *QUICK)
     assert done.returncode == 0, done.stdout + done.stderr
     head, *rows = done.stdout.splitlines()
-    assert head.split() == ["SAME", "NEAR-TIE", "DIFFERENT", "CALLS", "LEAKS", "ACCEPTED", "TAU", "X", "PLAIN", "WORST"]
+    assert head.split() == ["SAME", "NEAR-TIE", "DIFFERENT", "CALLS", "LEAKS", "ACCEPTED", "TAU", "SPEEDUP", "WORST"]
     names = [row[:17].strip() for row in rows[:9]]
     kinds = ["calls demanded", "calls free", "json", "chat", "code_completion", "code_edit"]
     assert names == ["plain", "autopilot", "ngram 4", *kinds] and "6 of 6" in rows[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from edgespec.engine.open import Loader
 from edgespec.errors import InvalidRequest
 from edgespec.formats.fingerprint import fingerprint_weights
 from edgespec.models.load_config import LoadConfig
-from edgespec.progress import reporting
 from tests.gguf_models import MAKERS, TARGET
 from tests.reporter import Heard
 
@@ -24,14 +22,6 @@ from tests.reporter import Heard
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    """It hears whatever the test does."""
-    made = Heard()
-    with reporting(made):
-        yield made
 
 
 def load(heard: Heard, path: Path, width: int | None = None, draft: str = "ngram") -> LoadedModel:

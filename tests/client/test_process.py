@@ -19,7 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
-from edgespec.client import process
+from edgespec.client import child
 from edgespec.client.child import Outbox
 from edgespec.client.death import Death, explain, find_last_words
 from edgespec.client.link import Link, Update
@@ -85,7 +85,7 @@ class Sent:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 1.0
         self._ours, self._theirs = Pipe()
-        monkeypatch.setattr(process, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr(child, "perf_counter", lambda: self.now_s)
         self.outbox = Outbox(self._theirs)
 
     def put(self, *events: object, number: int = 0) -> None:

@@ -44,14 +44,6 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "EDGESPEC_CACHE_DIR" / "calibration"
 
 
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    """It hears whatever the test does."""
-    made = Heard()
-    with reporting(made):
-        yield made
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A tampered head by name, as a GGUF file."""

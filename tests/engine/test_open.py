@@ -24,7 +24,6 @@ from edgespec.engine.selfdraft_cache import Choice, SelfDraftCache
 from edgespec.errors import Cancelled, DoesNotFit, UnknownModel
 from edgespec.machines.memory import DeviceMemory, Memory
 from edgespec.models.load_config import LoadConfig, MemoryOptions
-from edgespec.progress import reporting
 from tests.engine.conftest import generate
 from tests.gguf_models import REPOSITORY, TARGET
 from tests.reporter import Heard
@@ -33,14 +32,6 @@ ONE = LoadOptions(threads=1, context_size=128)
 PARD = REPOSITORY / "tests" / "fixtures" / "pard" / "model.gguf"
 Open = Callable[[LoadConfig], LoadedModel]
 T = TypeVar("T")
-
-
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    """It hears whatever the test does."""
-    made = Heard()
-    with reporting(made):
-        yield made
 
 
 @pytest.fixture

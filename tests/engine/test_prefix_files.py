@@ -13,10 +13,12 @@ from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
+from edgespec.cancel import cancellable, iterate
 from edgespec.core.protocols import Session
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, MemoryUse, Request
+from edgespec.errors import Cancelled
 from edgespec.memory.administration import TextStore
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefix_files import PrefixFiles
@@ -101,6 +103,23 @@ def test_a_text_that_is_forgotten_meanwhile_is_not_kept(tmp_path: Path) -> None:
         store.forget("chat:1")
         store.close()
     assert not list_files(tmp_path)
+
+
+def test_what_is_cancelled_costs_no_cache(tmp_path: Path) -> None:
+    """A request that is cancelled at once, and the close of an engine whose work is cancelled by then."""
+
+    def cancel() -> None:
+        raise Cancelled
+
+    with open_engine(tmp_path) as engine:
+        ask(engine, TEXT)
+        request = Request(TEXT + " more", SamplingParams(temperature=0), 20, seed=1, memory=OWN)
+        *_, last = iterate(engine.generate(request), cancel)
+        assert isinstance(last, Finished) and last.reason == "cancelled"
+        assert ask(engine, TEXT + " and on").metrics.cached_tokens >= len(TEXT)
+        with cancellable(cancel):
+            engine.close()
+    assert list_files(tmp_path)
 
 
 def test_a_file_that_the_runtime_refuses_is_read_as_tokens(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from edgespec.backends.options import LoadOptions
 from edgespec.engine.head_probe import HeadProbe
 from edgespec.errors import DraftRefused
 from edgespec.formats.head_file import read_head
-from edgespec.progress import reporting
 from laboratory.cost_faithful import build
 from laboratory.eagle3_gguf import convert
 from laboratory.embedding.shapes import SHAPES, Size
@@ -33,14 +31,6 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    """It hears whatever the test does."""
-    made = Heard()
-    with reporting(made):
-        yield made
 
 
 def agree(target: Path, head: Path) -> tuple[float, float]:

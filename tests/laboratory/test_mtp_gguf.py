@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 
 from edgespec.backends.llamacpp.model import load as load_model
 from edgespec.backends.options import LoadOptions
-from edgespec.progress import reporting
 from laboratory.mtp_gguf import convert
 from tests.contract.toys import prefill
 from tests.gguf_models import DRAFT, REPOSITORY, TARGET, llama, sliding_window
@@ -33,14 +31,6 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE_DIR", str(tmp_path / "cache"))
-
-
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    """It hears whatever the test does."""
-    made = Heard()
-    with reporting(made):
-        yield made
 
 
 def logits_of(path: Path) -> np.ndarray:

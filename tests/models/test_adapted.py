@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,6 @@ from edgespec.models.registry import load_registry
 from edgespec.models.report import describe_plan
 from edgespec.models.resolve import LocalModel, find_pard_token
 from edgespec.models.versions import BASE, AdaptedDrafts, AdaptedPair
-from edgespec.progress import reporting
 from tests.formats.head_files import H, V, write, write_eagle3
 from tests.gguf_models import DRAFT, REPOSITORY, TARGET, llama
 from tests.models.test_versions import CARD
@@ -28,14 +27,6 @@ from tests.reporter import Heard
 
 PARD = REPOSITORY / "tests" / "fixtures" / "pard" / "model.gguf"
 Planned = Callable[..., Plan]
-
-
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    """It hears whatever the test does."""
-    made = Heard()
-    with reporting(made):
-        yield made
 
 
 @pytest.fixture

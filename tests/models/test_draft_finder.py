@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,20 +16,11 @@ from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan, plan
 from edgespec.models.registry import load_registry
 from edgespec.models.report import describe_plan
-from edgespec.progress import reporting
 from tests.formats.ggufs import write_gguf
 from tests.formats.head_files import H, V, eagle3_shapes, write, write_eagle3, write_folder, write_mtp
 from tests.reporter import Heard
 
 Planned = Callable[..., Plan]
-
-
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    """It hears whatever the test does."""
-    made = Heard()
-    with reporting(made):
-        yield made
 
 
 def write_target(path: Path, *, size: int = H) -> Path:

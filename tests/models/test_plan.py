@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,21 +20,12 @@ from edgespec.models.registry import Registry, load_registry
 from edgespec.models.report import describe_plan, report_plan
 from edgespec.models.report_text import format_plan
 from edgespec.models.speed import MachineSpeed
-from edgespec.progress import reporting
 from edgespec.units import GIB
 from tests.formats.ggufs import TOKENS, write_gguf
 from tests.gguf_models import DRAFT, TARGET
 from tests.reporter import Heard
 
 CONTEXT = 256
-
-
-@pytest.fixture
-def heard() -> Iterator[Heard]:
-    """It hears whatever the test does."""
-    made = Heard()
-    with reporting(made):
-        yield made
 
 
 @pytest.fixture

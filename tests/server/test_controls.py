@@ -246,7 +246,7 @@ def test_fields_of_other_servers_are_told_where_they_change_the_text(path: str, 
 
 def test_fields_by_their_names_in_llama_cpps_server(pair: Server) -> None:
     body = {"model": "embedded", "messages": USER, "temperature": 0}
-    made = pair.post(CHAT, json={**body, "n_predict": 7}).json()
+    made = pair.post(CHAT, json={**body, "max_tokens": None, "n_predict": 7}).json()
     assert made["usage"]["completion_tokens"] == 7
     by_either = [pair.post(CHAT, json={**body, "max_tokens": 24, name: 1.9}).json()["choices"][0]["message"]["content"]
                  for name in ("repeat_penalty", "repetition_penalty")]  # fmt: skip

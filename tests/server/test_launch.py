@@ -10,7 +10,6 @@ import sys
 import threading
 import tomllib
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -51,13 +50,15 @@ def test_ps_and_stop(toy: Server) -> None:
 
 def test_stop_says_what_it_waits_for(toy: Server) -> None:
     body = {"model": "tree", "messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS}
+    command = [sys.executable, "-m", "edgespec", "stop", "tree", "--url", toy.url]
     with httpx.stream("POST", f"{toy.url}/v1/chat/completions", json=body, timeout=60) as stream:
         next(stream.iter_lines())
         toy.until("tree", answering=1)
-        stopping = ThreadPoolExecutor(1).submit(run, "stop", "tree", "--url", toy.url)
-        sleep(1)
-    done = stopping.result(60)
-    assert "waiting for 1 answer of tree; --now ends them" in done.stderr and done.returncode == 0
+        stopping = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        assert stopping.stderr is not None
+        assert "waiting for 1 answer of tree; --now ends them" in stopping.stderr.readline()
+    stopping.stderr.close()
+    assert stopping.wait(60) == 0
 
 
 def test_no_server() -> None:

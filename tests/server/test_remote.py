@@ -202,7 +202,7 @@ def test_ps_and_stop(server: Server) -> None:
         assert stopped.returncode == 2 and "'far' is a model of another server, which manages it" in stopped.stderr
     launched = run("launch", "claude", "--url", server.url)
     assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW=512" in launched.stdout
-    assert "the context of far holds 512: start the server behind it with 65536" in launched.stderr
+    assert "the context of far, 512, leaves no room for an answer: start the server behind it" in launched.stderr
     unknown = run("launch", "codex", "--model", "gone", "--url", server.url)
     assert unknown.returncode == 0 and "the context of gone is not known; 32,768 tokens are assumed" in unknown.stderr
 

@@ -66,9 +66,10 @@ export class Conversation {
     return turn;
   }
 
-  /** Take the last turn back. */
-  removeLast() {
-    this.removed.add(this.turns.pop().id);
+  /** Take a turn back. */
+  remove(turn) {
+    this.removed.add(turn.id);
+    this.turns = this.turns.filter(({ id }) => id !== turn.id);
   }
 
   /** The messages of a request for the answer of `turn`. Earlier turns that have no answer are left out. */

@@ -14,8 +14,12 @@ export class Library {
     const turns = this.storage.getItem(FORMER_KEY);
     if (turns === null) return;
     const { key } = new Conversation(this.storage);
-    if (readRecord(`{"turns": ${turns}}`)) this.storage.setItem(key, `{"changed": ${Date.now()}, "turns": ${turns}}`);
-    this.storage.removeItem(FORMER_KEY);
+    this.storage.removeItem(FORMER_KEY); // there may be no room for both
+    try {
+      if (readRecord(`{"turns": ${turns}}`)) this.storage.setItem(key, `{"changed": ${Date.now()}, "turns": ${turns}}`);
+    } catch {
+      this.storage.setItem(FORMER_KEY, turns);
+    }
   }
 
   /** The conversations that have all words of `search`, the last changed first: {id, name, changed}. */

@@ -2,14 +2,14 @@
 
 import { addChunk } from "./conversation.mjs";
 import { ConversationList } from "./conversations.mjs";
-import { Library, toFile } from "./library.mjs";
 import { make } from "./dom.mjs";
+import { keepFields, readFields, restoreFields } from "./fields.mjs";
+import { Library, toFile } from "./library.mjs";
 import { readProps, showTables } from "./server.mjs";
 import { streamChat } from "./stream.mjs";
 import { TurnView, submitOnEnter } from "./turns.mjs";
 
 const SAVE_MS = 1000;
-const KEPT = ["model", "system", "temperature", "max-tokens", "message"]; // fields that a reload keeps
 const get = (id) => document.getElementById(id);
 const library = new Library(localStorage);
 const list = new ConversationList(get("conversations"), library, { open, rename, remove, save: saveFile });
@@ -28,24 +28,6 @@ function tell(text, isError = false) {
 
 function save(written = conversation) {
   if (!written.save()) tell("The browser's storage is full: a reload loses the last answers.", true);
-}
-
-function keepFields() {
-  if (!get("model").value) return; // the models are not known yet
-  const values = Object.fromEntries(KEPT.map((id) => [id, get(id).value]));
-  try {
-    localStorage.setItem("edgespec.fields", JSON.stringify(values));
-  } catch {
-    // the storage is full, which save() tells
-  }
-}
-
-function readFields() {
-  try {
-    return JSON.parse(localStorage.getItem("edgespec.fields")) ?? {};
-  } catch {
-    return {};
-  }
 }
 
 async function refresh() {
@@ -80,6 +62,7 @@ function findRaw(name) {
 function open(id) {
   conversation = running && running.conversation.id === id ? running.conversation : library.open(id);
   showTurns();
+  scrollToEnd();
   get("message").focus();
 }
 
@@ -110,17 +93,35 @@ function showName() {
   document.title = conversation.turns.length ? `${conversation.name} - edgespec` : "edgespec";
 }
 
+/** Show the turns. Those that have not changed keep their elements, and so what is selected or edited there. */
 function showTurns() {
   sessionStorage.setItem("edgespec.open", conversation.id);
   showName();
-  views = conversation.turns.map((turn) => (turn === running?.view.turn ? running.view : makeView(turn)));
-  get("turns").replaceChildren(...views.map((view) => view.element));
-  for (const [i, view] of views.entries()) if (view !== running?.view) view.finish(i === views.length - 1);
+  const former = new Map(views.map((view) => [view.turn.id, view]));
+  const last = conversation.turns.at(-1);
+  views = conversation.turns.map((turn) => {
+    const view = former.get(turn.id);
+    if (turn === running?.view.turn) return running.view;
+    const isSame = view && view.wasLast === (turn === last) && JSON.stringify(view.turn) === JSON.stringify(turn);
+    if (isSame) return Object.assign(view, { turn });
+    const made = makeView(turn);
+    made.finish(turn === last);
+    return made;
+  });
+  const elements = views.map((view) => view.element);
+  for (const element of [...get("turns").children]) if (!elements.includes(element)) element.remove();
+  elements.forEach((element, i) => {
+    if (get("turns").children[i] !== element) get("turns").insertBefore(element, get("turns").children[i] ?? null);
+  });
+}
+
+function scrollToEnd() {
   get("turns").scrollTop = get("turns").scrollHeight;
 }
 
 function makeView(turn) {
-  return new TurnView(turn, { copy: copyText, retry: () => askAgain(turn.question), edit: askAgain });
+  const again = (question) => askAgain(turn, question);
+  return new TurnView(turn, { copy: copyText, retry: () => again(turn.question), edit: again });
 }
 
 async function copyText(text) {
@@ -132,10 +133,10 @@ async function copyText(text) {
   }
 }
 
-function askAgain(question) {
+function askAgain(turn, question) {
   if (running) return;
-  conversation.removeLast();
-  views.pop().element.remove();
+  conversation.remove(turn);
+  showTurns();
   ask(question);
 }
 
@@ -147,7 +148,7 @@ function ask(question) {
   views.push(view);
   get("turns").append(view.element);
   view.begin();
-  get("turns").scrollTop = get("turns").scrollHeight;
+  scrollToEnd();
   save();
   showName();
   write(turn, view);
@@ -211,7 +212,7 @@ function follow(change) {
   const turns = get("turns");
   const isAtEnd = turns.scrollHeight - turns.scrollTop - turns.clientHeight < 40;
   change();
-  if (isAtEnd) turns.scrollTop = turns.scrollHeight;
+  if (isAtEnd) scrollToEnd();
 }
 
 function stop() {
@@ -225,7 +226,10 @@ function end() {
   const { view, conversation: written } = running;
   running = null;
   save(written);
-  if (written === conversation) follow(() => (written.turns.length === views.length ? view.finish(true) : showTurns()));
+  if (written === conversation) {
+    view.finish(true);
+    follow(showTurns);
+  }
   showState();
   const { error, ending } = view.turn.answer;
   tell(error ? "" : ending === "stopped" ? "Stopped." : "The answer is complete.");
@@ -273,17 +277,18 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
 });
 document.addEventListener("input", keepFields);
-addEventListener("pagehide", () => (running?.conversation ?? conversation).save());
+addEventListener("pagehide", () => running?.conversation.save());
 addEventListener("storage", (event) => { // another tab has written
   if (get("conversations").open) list.update();
   if (event.key !== conversation.key || running?.conversation === conversation) return; // its end takes them over
   if (event.newValue === null) open();
   else {
     conversation.load();
-    showTurns();
+    follow(showTurns);
   }
 });
-for (const [id, value] of Object.entries(readFields())) if (KEPT.includes(id)) get(id).value = value;
+restoreFields();
 showTurns();
+scrollToEnd();
 refresh();
 setInterval(() => { if (!document.hidden && get("server").open) refresh(); }, 1000);

@@ -65,6 +65,7 @@ export class TurnView {
   /** The answer is complete, or has failed. `isLast`: it may be asked for again. */
   finish(isLast) {
     const { answer } = this.turn;
+    this.wasLast = isLast;
     this.update();
     if (this.markdown) {
       this.markdown.finish();
@@ -73,7 +74,7 @@ export class TurnView {
     this.answer.setAttribute("aria-busy", "false");
     this.error.textContent = answer.error;
     this.error.hidden = !answer.error;
-    const ending = answer.error ? "" : answer.ending ? ENDINGS[answer.ending] : "interrupted";
+    const ending = answer.error ? "" : answer.ending ? ENDINGS[answer.ending] : "not complete";
     const notes = [answer.figures, ending].filter(Boolean).join(", ");
     this.notes.replaceChildren(...(notes ? [make("p", { textContent: notes })] : []), ...this.makeButtons(isLast));
     this.endEdit();

@@ -126,12 +126,13 @@ class Driver:
         return message
 
     async def errs(self, line: str, *said: str) -> None:
-        """A mistake is told in a sentence and a next step, and nothing else changes."""
+        """A mistake is told in a sentence, perhaps with a next step, and nothing else changes."""
         before, shown = list(self.turns), self.shown
         message = await self.hears(line, *said, kind="error")
-        sentence, _, hint = message.partition(". ")
+        sentence = message.partition(". ")[0]
         is_name = not sentence.split()[0].isalpha()  # such as top-p
-        assert sentence and hint and " | " not in message and (is_name or not message[0].islower()), message
+        assert sentence and message.endswith((".", "?")) and " | " not in message, message
+        assert is_name or not message[0].islower(), message
         assert self.app.is_running and self.turns == before and self.shown == shown
 
     async def waits_amid(self, line: str) -> None:

@@ -70,7 +70,7 @@ async def test_what_is_sent_while_a_model_is_loading_waits_for_it(chat: Driver) 
     app.chat.max_tokens = 5
     is_sent = Event()
     assert isinstance(app.client, LocalEngine)
-    app.client.submit(lambda _: iter([is_sent.wait(30)]))  # the load begins after it
+    app.client.submit(lambda: iter([is_sent.wait(30)]))  # the load begins after it
     await app.open_model(app.request)
     await app.ask("early")
     for line in ("/set top-k 7", "/draft ngram", "/retry 1", "//x"):

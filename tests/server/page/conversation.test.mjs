@@ -59,7 +59,7 @@ test("two tabs with one conversation keep the answers of both, and what was aske
   for (const { turns } of [one, other, new Conversation(storage, one.id)]) {
     assert.deepEqual(turns.map(({ question, answer }) => [question, answer.text]), [["first", "1"], ["second", "2"]]);
   }
-  one.removeLast();
+  one.remove(second);
   one.ask("third", "a");
   one.save();
   other.save();
