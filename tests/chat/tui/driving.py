@@ -131,7 +131,7 @@ class Driver:
         message = await self.hears(line, *said, kind="error")
         sentence = message.partition(". ")[0]
         is_name = not sentence.split()[0].isalpha()  # such as top-p
-        assert sentence and message.endswith((".", "?")) and " | " not in message, message
+        assert sentence and " | " not in message, message
         assert is_name or not message[0].islower(), message
         assert self.app.is_running and self.turns == before and self.shown == shown
 
