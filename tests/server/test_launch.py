@@ -52,7 +52,8 @@ def test_stop_says_what_it_waits_for(toy: Server) -> None:
     body = {"model": "tree", "messages": [{"role": "user", "content": "x"}], "stream": True, **ENDLESS}
     command = [sys.executable, "-m", "edgespec", "stop", "tree", "--url", toy.url]
     with httpx.stream("POST", f"{toy.url}/v1/chat/completions", json=body, timeout=60) as stream:
-        next(stream.iter_lines())
+        lines = stream.iter_lines()  # the stream is closed with it
+        next(lines)
         toy.until("tree", answering=1)
         stopping = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         assert stopping.stderr is not None
