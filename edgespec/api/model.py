@@ -11,7 +11,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, Self
 
 from edgespec.answers.response import ResponseStream
+from edgespec.api.log import LogReporter
 from edgespec.api.options import GenerationArguments, LoadArguments, build_load_config, require_known
+from edgespec.api.reply import AsyncReplyStream, Reply, ReplyStream
+from edgespec.api.request import Messages, Prompt, prepare
 from edgespec.client.client import EngineClient, closed
 from edgespec.client.local import LocalEngine
 from edgespec.client.stream import Stream
@@ -25,9 +28,6 @@ from edgespec.text.chat_template import Message
 
 if TYPE_CHECKING:
     from typing import Unpack
-from edgespec.api.log import LogReporter
-from edgespec.api.reply import AsyncReplyStream, Reply, ReplyStream
-from edgespec.api.request import Messages, Prompt, prepare
 
 
 def load(

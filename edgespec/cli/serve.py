@@ -27,6 +27,7 @@ from edgespec.cli.options import (
     read_duration,
     serving_options,
 )
+from edgespec.cli.serving_config import read_config
 from edgespec.errors import InvalidRequest
 from edgespec.options import PARALLEL
 
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from edgespec.server.models import LocalModel
     from edgespec.server.record import Caller
     from edgespec.server.remote_client import RemoteModel
-from edgespec.cli.serving_config import read_config
 
 HOST = "127.0.0.1"
 PORT = 7437

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.models import backend_option
 from edgespec.cli.options import json_option, model_argument, offer, open_hub, parse_backend
 from edgespec.cli.output import print_result
 from edgespec.options import OPTIONS
@@ -14,7 +15,6 @@ from edgespec.options import OPTIONS
 if TYPE_CHECKING:
     from edgespec.formats.gguf import Header
     from edgespec.formats.mlx_folder import Folder
-from edgespec.cli.models import backend_option
 
 
 @click.command("show")

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
+from edgespec.client.link import Call, Report, Update
 from edgespec.client.stream import Stream
 from edgespec.errors import Cancelled, EdgespecError, InvalidRequest, reason_of
 from edgespec.machines.ranks import set_rank_address
@@ -21,7 +22,6 @@ from edgespec.text.stream import Piece
 
 if TYPE_CHECKING:
     from edgespec.client.local import LocalEngine
-from edgespec.client.link import Call, Report, Update
 
 _BEAT_S = 1.0
 _SEND_EVERY_S = 0.01  # the events of shorter turns are sent together

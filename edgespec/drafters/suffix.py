@@ -14,11 +14,11 @@ from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Round
 from edgespec.drafters.registry import SlotMemory
+from edgespec.drafters.suffix_rates import Features, SuffixRates, describe
 from edgespec.memory.texts import MAX_MATCH
 
 if TYPE_CHECKING:
     from edgespec.memory.space import MemorySpace
-from edgespec.drafters.suffix_rates import Features, SuffixRates, describe
 
 _MAX_PLACES = 8  # that are followed at a time
 _READ = 192  # tokens that are read from a place; after them the memory is searched again

@@ -14,12 +14,12 @@ from edgespec.core.sampling import Sampler
 from edgespec.engine.block_entry import BlockEntry
 from edgespec.engine.events import Request
 from edgespec.engine.generation import Generation
+from edgespec.engine.grammar_compiler import GrammarCompiler
 from edgespec.engine.grammar_mask import GrammarMask, MaskedVerifier
 from edgespec.engine.steering import BlockVerifier, MakeVerifier, limit_reasoning
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-from edgespec.engine.grammar_compiler import GrammarCompiler
 
 Forced = Callable[[Sequence[int]], list[int] | None]
 """The tokens that a grammar forces after a text; None if none applies."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from edgespec.backends import require
 from edgespec.backends.options import LoadOptions
 from edgespec.cancel import cancellable
+from edgespec.engine.team import list_versions
 from edgespec.errors import BackendError, Cancelled, EdgespecError, InvalidRequest, reason_of
 from edgespec.machines.ranks import Ranks
 from edgespec.machines.wire import MEET_S, Follower, is_reachable
@@ -24,7 +25,6 @@ from edgespec.models.resolve import Source, fetch_source, resolve_source
 if TYPE_CHECKING:
     from edgespec.backends.mlx.team import FollowingTeam
     from edgespec.backends.mlx.team_model import TeamModel, TeamSession
-from edgespec.engine.team import list_versions
 
 
 def read_source(message: dict[str, str], hub: Hub) -> Source:

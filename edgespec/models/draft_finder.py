@@ -14,7 +14,10 @@ from edgespec.drafters.registry import DrafterSpec, drafter_specs
 from edgespec.errors import DraftRefused, EdgespecError
 from edgespec.formats.gguf import Header
 from edgespec.formats.heads import HeadKind, HeadSpec
+from edgespec.models.adapted import read_active
 from edgespec.models.cache import RemoteModel
+from edgespec.models.draft_words import naming_drafters
+from edgespec.models.drafts import Adaptation, DrafterPlan, PlannedModel
 from edgespec.models.file_selection import is_model_file, list_parts
 from edgespec.models.head_files import is_head
 from edgespec.models.heads import (
@@ -44,9 +47,6 @@ from edgespec.progress import notice
 
 if TYPE_CHECKING:
     from edgespec.models.load_config import LoadConfig
-from edgespec.models.adapted import read_active
-from edgespec.models.draft_words import naming_drafters
-from edgespec.models.drafts import Adaptation, DrafterPlan, PlannedModel
 
 MAX_LOOKS = 32  # files or folders whose first bytes are read
 

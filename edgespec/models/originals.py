@@ -6,11 +6,11 @@ import re
 from typing import TYPE_CHECKING
 
 from edgespec.models.references import Reference
+from edgespec.models.registry import ROLES, Registry, is_repository
 
 if TYPE_CHECKING:
     from edgespec.formats.gguf import Header
     from edgespec.formats.mlx_folder import Folder
-from edgespec.models.registry import ROLES, Registry, is_repository
 
 _KEYS = (  # of a GGUF file, the surest first: what it was converted from, what it is, what it was made from
     "general.source.huggingface.repository",

@@ -27,13 +27,13 @@ from pydantic import (
 from edgespec.errors import RegistryError, UnknownModel, reading
 from edgespec.files import parse_toml
 from edgespec.formats.heads import HeadKind
+from edgespec.models.packaged import find_packaged
 from edgespec.models.references import ALIAS, Alias, HubRepo, PackagedFile, Reference, parse_reference
 from edgespec.options import MAX_TOKENS, SAMPLING
 
 if TYPE_CHECKING:
     from edgespec.backends import FileBackend
     from edgespec.core.sampling import SamplingParams
-from edgespec.models.packaged import find_packaged
 
 ROLES = ("target", "draft", "pard", "head")  # of the models of a pair
 EMBEDDED_ALIAS = "python-6m"

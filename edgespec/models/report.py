@@ -89,7 +89,7 @@ class Speed:
 
     @property
     def read_bytes(self) -> float:
-        """Of weights, for one token."""
+        """Bytes of weights that a token reads."""
         return sum(n for kind, n in self.model.read.items() if kind in GGML_NAMES)
 
     @property

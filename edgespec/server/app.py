@@ -161,7 +161,7 @@ def _describe_slot(slot: AnySlot, records: Mapping[str, AcceptanceRecord]) -> di
         "is_busy": slot.is_busy,
         "answering": limiter.active,
         "waiting": limiter.waiting,
-        "trained_context": slot.facts.trained_context if isinstance(slot, ModelSlot) and slot.facts else None,
+        "trained_context": slot.facts.trained_context if slot.facts is not None else None,
     }
     if isinstance(slot, RemoteSlot):
         return {

@@ -279,7 +279,7 @@ def show(models: Models, slot: AnySlot) -> dict[str, Any]:
     capabilities = ["completion", "tools", *(["thinking"] if reasons else [])]
     # Clients read the context under the name of the architecture.
     described: dict[str, Any] = {"general.architecture": "edgespec", "general.basename": slot.name}
-    if isinstance(slot, ModelSlot) and (facts := slot.facts) is not None:
+    if (facts := slot.facts) is not None:
         described |= {"general.parameter_count": facts.parameters, "edgespec.family": facts.family}
     return {
         "modelfile": "",
@@ -295,7 +295,7 @@ def show(models: Models, slot: AnySlot) -> dict[str, Any]:
 def _describe(slot: AnySlot) -> dict[str, Any]:
     """The fields that every list has. The digest is one of the name."""
     name = slot.name if ":" in slot.name else f"{slot.name}:latest"
-    facts = slot.facts if isinstance(slot, ModelSlot) else None
+    facts = slot.facts
     details = {
         "parent_model": "",
         "format": facts.format if facts is not None else "",
@@ -309,8 +309,7 @@ def _describe(slot: AnySlot) -> dict[str, Any]:
 
 def _size(slot: AnySlot) -> int:
     """Bytes of the weights; 0 if they are not known."""
-    facts = slot.facts if isinstance(slot, ModelSlot) else None
-    return facts.n_bytes if facts is not None else 0
+    return slot.facts.n_bytes if slot.facts is not None else 0
 
 
 def _format_created(models: Models) -> str:

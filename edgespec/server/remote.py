@@ -323,6 +323,7 @@ class RemoteSlot(Slot):
     """
 
     state = "remote"
+    facts = None  # its file is elsewhere
 
     def __init__(self, name: str, model: RemoteModel, policy: Policy, server_metrics: ServerMetrics) -> None:
         super().__init__(name, model.parallel, policy, server_metrics)

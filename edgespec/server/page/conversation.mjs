@@ -18,9 +18,8 @@ export class Conversation {
     this.load();
   }
 
-  /** Its title, or the beginning of its first message. */
   get name() {
-    return this.title || makeTitle(this.turns[0]?.question ?? "") || "New conversation";
+    return nameOf(this);
   }
 
   /** Take over what other tabs have stored. Where one has deleted the conversation, this tab's copy stays. */
@@ -110,10 +109,10 @@ function makeId() {
   return `${Date.now().toString(36)}-${random.toString(36)}`;
 }
 
-/** The beginning of a text as a title. */
-export function makeTitle(text) {
-  const line = text.trim().split("\n", 1)[0];
-  return line.length > 60 ? `${line.slice(0, 59)}\u2026` : line;
+/** The title of a conversation or of its record, or the beginning of its first message. */
+export function nameOf({ title, turns }) {
+  const line = (turns[0]?.question ?? "").trim().split("\n", 1)[0];
+  return title || (line.length > 60 ? `${line.slice(0, 59)}\u2026` : line) || "New conversation";
 }
 
 function readAnswer(answer) {

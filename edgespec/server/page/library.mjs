@@ -1,6 +1,6 @@
 // The conversations in the browser's storage, each under a key of its own.
 
-import { Conversation, PREFIX, makeTitle, readRecord } from "./conversation.mjs";
+import { Conversation, PREFIX, nameOf, readRecord } from "./conversation.mjs";
 
 const FORMER_KEY = "edgespec.conversation"; // of the one conversation that earlier versions kept
 
@@ -34,8 +34,7 @@ export class Library {
       const texts = [title, ...turns.flatMap(({ question, answer }) => [question, answer.text])];
       const text = texts.join("\n").toLowerCase();
       if (!words.every((word) => text.includes(word))) continue;
-      const name = title || makeTitle(turns[0]?.question ?? "") || "New conversation";
-      found.push({ id: key.slice(PREFIX.length), name, changed });
+      found.push({ id: key.slice(PREFIX.length), name: nameOf(record), changed });
     }
     return found.sort((one, two) => two.changed - one.changed);
   }
