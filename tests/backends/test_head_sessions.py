@@ -19,23 +19,23 @@ from edgespec.core.drafter import BlockSession
 from edgespec.core.protocols import NO_DRAFT, Draft
 from edgespec.core.tree import path_to
 from edgespec.errors import Cancelled
-from tests.backends import mlx_dflash_heads
 from tests.backends.assistant_heads import make_assistant, make_target
 from tests.backends.dflash_heads import DIALECTS, make_dflash
 from tests.backends.eagle3_heads import HIDDEN, make_head
+from tests.backends.head_kinds import KINDS, TargetShape, kinds_on
 from tests.backends.head_sessions import TEXT, WHOLE, Cancellation, Pair, check_fresh, is_close
 from tests.backends.llamacpp_pairs import open_mtp_subject
-from tests.backends.medusa_heads import make_hydra, make_medusa
+from tests.backends.medusa_heads import make_hydra
 from tests.backends.mlx_pairs import attach, read_spec
-from tests.backends.pair_heads import QWEN, Look, make_pair_folder
+from tests.backends.pair_heads import QWEN, make_pair_folder
 from tests.contract.runtimes import prefill
 from tests.gguf_models import REPOSITORY, TARGET
 from tests.mlx_models import load_target
 
 CONTEXT = 256
 LLAMA = ("eagle3", "dflash", "window", "dspark", "mixture", "chain", "hybrid", "assistant")
-MLX = ("eagle3", "eagle", "mtp", "dflash", "dspark", "medusa", "hydra", "hydra++")
-SIZES = {"size": 256, "vocab_size": 4096}
+MLX = (*kinds_on("mlx"), "trained eagle3", "hybrid mtp", "hydra++")
+SHAPE = TargetShape(256, 4096, (1, 3, 6))
 
 
 @dataclass
@@ -70,27 +70,25 @@ def open_llama(name: str, folder: Path) -> Subject:
 
 def make_folder(folder: Path, kind: str) -> Path:
     match kind:
-        case "eagle3":
+        case "trained eagle3":
             return REPOSITORY / "tests" / "fixtures" / "heads" / "eagle3-python-6m"
-        case "eagle" | "mtp":
-            return make_pair_folder(folder, kind, look=QWEN if kind == "mtp" else Look(n_layers=2), **SIZES)
-        case "dflash" | "dspark":
-            return mlx_dflash_heads.make_folder(folder, kind, layers=(1, 3, 6), **SIZES)
-        case "medusa":
-            return make_medusa(folder, **SIZES)
-    return make_hydra(folder, has_prefix=kind == "hydra++", **SIZES)
+        case "hybrid mtp":
+            return make_pair_folder(folder, "mtp", look=QWEN, size=SHAPE.size, vocab_size=SHAPE.vocab_size)
+        case "hydra++":
+            return make_hydra(folder, has_prefix=True, size=SHAPE.size, vocab_size=SHAPE.vocab_size)
+    return KINDS[kind]["mlx"](folder, SHAPE)
 
 
 @pytest.fixture(scope="module", params=[*(f"llamacpp {kind}" for kind in LLAMA), *(f"mlx {kind}" for kind in MLX)])
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Subject]:
-    runtime, kind = request.param.split()
+    runtime, kind = request.param.split(maxsplit=1)
     folder = tmp_path_factory.mktemp("head")
     if runtime == "llamacpp":
         found = open_llama(kind, folder)
     else:
         target = load_target()
         head = attach(target, make_folder(folder / "head", kind))
-        found = Subject(target, head, 5e-3, takes_trees=kind in ("eagle3", "eagle", "mtp"))
+        found = Subject(target, head, 5e-3, takes_trees=kind.split()[-1] in ("eagle3", "eagle", "mtp"))
     yield found
     found.head.close()
     found.target.close()

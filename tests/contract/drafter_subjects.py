@@ -25,12 +25,8 @@ from edgespec.formats.head_file import read_head
 from edgespec.memory.memory import Memory
 from edgespec.models.drafts import DrafterPlan
 from edgespec.text.tokenizer import Tokenizer
-from tests.backends.dflash_heads import Dialect, make_dflash
-from tests.backends.eagle3_heads import make_head, make_head_folder
-from tests.backends.medusa_heads import make_hydra, make_medusa
-from tests.backends.mlx_dflash_heads import make_folder
+from tests.backends.head_kinds import KINDS, TargetShape, kinds_on
 from tests.backends.mtp_heads import make_mixture
-from tests.backends.pair_heads import make_pair_folder
 from tests.contract.runtimes import ON_DEVICE
 from tests.gguf_models import DRAFT, REPOSITORY, TARGET
 
@@ -46,10 +42,7 @@ METHODS = {
     "llama.cpp": ("layerskip:2", "qspec:4", "sparse:4,250"),
     "mlx": ("layerskip:1", "qspec:4", "sparse:4,250"),
 }
-HEADS = {
-    "llama.cpp": ("eagle3", "mtp", "dflash", "dspark"),
-    "mlx": ("eagle3", "eagle", "mtp", "medusa", "hydra", "dflash", "dspark"),
-}
+HEADS = {runtime: kinds_on(runtime) for runtime in ("llama.cpp", "mlx")}
 
 # A draft of fewer bits keeps its own keys and values of the tokens that were accepted, so its scores depend on them.
 _TOLERANCE = {"llama.cpp": 1e-3, "mlx": 2e-3, "qspec:4 on llama.cpp": 0.25}
@@ -186,24 +179,12 @@ class Loader:
 
     def _make_head(self, runtime: str, kind: str) -> Path:
         """A head of random weights."""
-        if kind == "mtp" and runtime != "mlx":
+        if _target_of(kind, runtime) == "mixture":
             return _mixture(runtime, self._folder)
-        if kind in ("dflash", "dspark") and runtime != "mlx":
-            path = self._folder / f"{kind} {runtime}.gguf"
-            return make_dflash(path, Dialect(markov=True if kind == "dspark" else None, is_reduced=True))
-        if runtime != "mlx":
-            return make_head(self._folder / f"{runtime}.gguf").path
         config = json.loads((PARD / "config.json").read_text())
-        size, vocab_size = config["hidden_size"], config["vocab_size"]
-        if kind in ("dflash", "dspark"):
-            return make_folder(self._folder / kind, kind, size=size, layers=(1, 2), vocab_size=vocab_size)
-        if kind in ("eagle", "mtp"):
-            return make_pair_folder(self._folder / kind, kind, size=size, vocab_size=vocab_size)
-        if kind == "medusa":
-            return make_medusa(self._folder / kind, size=size, vocab_size=vocab_size)
-        if kind == "hydra":
-            return make_hydra(self._folder / kind, size=size, vocab_size=vocab_size)
-        return make_head_folder(self._folder / kind, target_size=size, layers=(0, 1, 1), vocab_size=vocab_size)
+        shape = TargetShape(config["hidden_size"], config["vocab_size"], (1, 1, 2))
+        make = KINDS[kind]["mlx" if runtime == "mlx" else "llama.cpp"]
+        return make(self._folder / (f"{kind} mlx" if runtime == "mlx" else f"{kind} {runtime}.gguf"), shape)
 
 
 def _target_of(drafter: str, runtime: str) -> str:
@@ -214,7 +195,9 @@ def _target_of(drafter: str, runtime: str) -> str:
 def _mixture(runtime: str, folder: Path) -> Path:
     """A model with an MTP layer, made once."""
     path = folder / f"mixture {runtime}.gguf"
-    return path if path.exists() else make_mixture(path, is_quantized=True)
+    if path.exists():
+        return path
+    return make_mixture(path, is_quantized=True)
 
 
 def _open_toy(runtime: str, which: str, folder: Path) -> Model:
