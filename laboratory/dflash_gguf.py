@@ -16,7 +16,9 @@ import click
 import gguf
 import numpy as np
 
-from edgespec.formats.heads import HeadSpec, read_config_head, read_draft_ids
+from edgespec.formats.head_config import read_config_head
+from edgespec.formats.head_tensors import read_draft_ids
+from edgespec.formats.heads import HeadSpec
 from edgespec.train.head_files import copy_vocabulary, write_shape
 from edgespec.train.student import finish_gguf
 from laboratory.head_files import FILE, FOLDER, read_weights

@@ -16,7 +16,8 @@ import click
 import gguf
 import numpy as np
 
-from edgespec.formats.heads import eagle3_names, read_config_head, read_draft_ids
+from edgespec.formats.head_config import read_config_head
+from edgespec.formats.head_tensors import eagle3_names, read_draft_ids
 from edgespec.train.head_arrays import GGUF_NAMES
 from edgespec.train.head_files import copy_vocabulary, interleave, write_shape
 from edgespec.train.student import finish_gguf
@@ -83,17 +84,17 @@ def _architecture(source: gguf.GGUFReader) -> str:
     return str(source.fields["general.architecture"].contents())
 
 
-# In the width of a target that was embedded in a larger shape: the head's function at a larger cost. Matrices and
-# embeddings are padded with zeros, norm weights scaled by sqrt(d/D) and their epsilon by d/D, and the heads of the
-# attention go into their kv groups; see laboratory.cost_faithful.
-
 _NORMS = ("embedding_norm", "feature_norm", "ffn_norm", "output_norm")
 
 
 def widen_head(weights: Mapping[str, Floats], small: Shape, large: Shape) -> dict[str, Floats]:
-    """`weights` of a head in neutral names (formats.heads.eagle3_names), in the shape `large`.
+    """`weights` of a head in neutral names (formats.head_tensors.eagle3_names), in the shape `large`.
 
     Only for heads whose features have no norm before `fc`. Raises ValueError where a shape does not fit.
+
+    The head computes the same at a larger cost. Matrices and embeddings are padded with zeros, norm weights scaled by
+    sqrt(d/D) and their epsilon by d/D, and the heads of the attention go into their kv groups; see
+    laboratory.cost_faithful.
     """
     if small.head != large.head or small.group > large.group or small.width > large.width or small.ffn > large.ffn:
         raise ValueError("the head does not fit into the target's shape")

@@ -1,4 +1,12 @@
-"""How many nodes and levels a draft may have, and which number is expected to pay most."""
+"""How many nodes and levels a draft may have, and which number is expected to pay most.
+
+The worth of a round is
+
+    value = expected tokens - price * seconds
+
+`price` is in tokens per second: the rate at which the time could emit tokens otherwise. To maximise tokens per second
+over many rounds is to maximise this difference in each of them (renewal reward; Dinkelbach 1967 for the ratio).
+"""
 
 from __future__ import annotations
 
@@ -6,14 +14,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import NamedTuple
-
-# What a round is worth, and how many draft nodes are worth verifying.
-#
-#     value = expected tokens - price * seconds
-#
-# `price` is in tokens per second: the rate at which the time could emit tokens otherwise. To maximise tokens per second
-# over many rounds is to maximise this difference in each of them (renewal reward; Dinkelbach 1967 for the ratio).
-
 
 MAX_NODES = 63  # draft nodes; a forward then has at most 64 rows
 _COUNTS = (*range(16), 19, 23, 27, 31, 39, 47, 55, MAX_NODES)  # that are compared: costs of more rows are interpolated

@@ -191,7 +191,7 @@ def _check_runtime(name: str) -> dict[str, Any]:
 
 def describe_huge_pages() -> dict[str, Any] | None:
     """How the kernel gives huge pages; None if it has none."""
-    from edgespec.machines.memory import HUGE_PAGES, is_set_by_user, read_mode
+    from edgespec.machines.huge_pages import HUGE_PAGES, is_set_by_user, read_mode
 
     mode = read_mode(HUGE_PAGES)
     return None if mode is None else {"mode": mode, "set_by_user": is_set_by_user()}
@@ -199,7 +199,7 @@ def describe_huge_pages() -> dict[str, Any] | None:
 
 def find_huge_page_problems(huge_pages: dict[str, Any] | None) -> list[dict[str, str]]:
     """What keeps weights out of huge pages, unless the user has decided about them."""
-    from edgespec.machines.memory import HUGE_PAGES
+    from edgespec.machines.huge_pages import HUGE_PAGES
 
     if huge_pages is None or huge_pages["mode"] != "never" or huge_pages["set_by_user"]:
         return []

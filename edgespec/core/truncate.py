@@ -1,4 +1,8 @@
-"""Truncation of a distribution: top-k, nucleus, typical and min-p."""
+"""Truncation of a distribution: top-k, nucleus, typical and min-p.
+
+Of equal values the lower id stays. The truncations run on every visited row, so none sorts a vocabulary: a bound that a
+pass or two over the row can give leaves few candidates, and only the candidates at the border are sorted.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,6 @@ import numpy.typing as npt
 from edgespec.core.arrays import Indices, Logits, Probs
 from edgespec.core.weights import sum_blocks
 from edgespec.errors import BackendError
-
-# The truncations of the sampler chain: which ids stay. Of equal values the lower id stays.
-#
-# They run on every visited row, so none sorts a vocabulary: a bound that a pass or two over the row can give leaves few
-# candidates, and only the candidates at the border are sorted.
-
 
 _ROWS = 64  # that a vocabulary is folded into, for the maxima of its columns
 _LOWEST = np.finfo(np.float32).min

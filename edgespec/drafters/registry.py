@@ -173,7 +173,8 @@ def _open(name: str, resources: SlotResources) -> Drafter:
     """The built-in drafter of this name. Their modules import this one."""
     from edgespec.drafters.block import BlockDrafter
     from edgespec.drafters.ngram import NgramDrafter
-    from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
+    from edgespec.drafters.pard import PardSession
+    from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 
     vocab_size, memory, head = resources.vocab_size, resources.memory, resources.head
     match name:

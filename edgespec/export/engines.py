@@ -116,10 +116,6 @@ def _render(plan: ExportPlan, engine: Engine, draft: Draft | None, length: int) 
     return Exported(commands, files, tuple(remarks))
 
 
-# vLLM, SGLang and TensorRT-LLM, which load the original weights. Rules that lose exactness,
-# such as relaxed acceptance, are never turned on.
-
-
 def _original(plan: ExportPlan, draft: Draft) -> str | None:
     """What to load for `draft`; None for lookups, and for a head in the target's own files."""
     is_own = draft.method == "mtp" and draft.weights is not None and draft.weights.original == plan.target.original

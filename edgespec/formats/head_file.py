@@ -1,4 +1,8 @@
-"""The head in a file or folder, whatever its format; weights are not read and nothing in it is run."""
+"""The head in a file or folder, whatever its format; weights are not read and nothing in it is run.
+
+In GGUF files these are the architectures eagle3, dflash and gemma4-assistant, and the MTP layers of any other. Keys
+and tensors are those that llama.cpp reads. `target_layers` holds inputs of layers, as HeadSpec.layers does.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.formats.gguf import MAGIC, MAX_BLOCKS, MAX_SIZE, FileSource, Header, read_header
-from edgespec.formats.heads import USUAL_BLOCK, HeadSpec, read_config_head
+from edgespec.formats.head_config import read_config_head
+from edgespec.formats.heads import USUAL_BLOCK, HeadSpec
 from edgespec.formats.mlx_folder import Folder, read_json, read_safetensors_shapes
 from edgespec.formats.torch_pickle import read_pickled_shapes
-
-# Heads in GGUF files: architectures eagle3, dflash and gemma4-assistant, and MTP layers of any other.
-#
-# Keys and tensors are those that llama.cpp reads. `target_layers` holds inputs of layers, as HeadSpec.layers does.
-
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgespec.errors import InvalidModelFile, reading
 from edgespec.formats.gguf import ByteSource, FileSource
-from edgespec.formats.heads import read_config_head
+from edgespec.formats.head_config import read_config_head
 
 _STATES = ("linear_attention", "mamba", "mamba2", "conv", "recurrent", "short_conv")  # layers without keys and values
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tiktoken.model", "vocab.json", "*.tiktoken")

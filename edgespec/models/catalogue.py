@@ -19,7 +19,6 @@ from edgespec.machines.memory import Memory
 from edgespec.models.cache import RemoteModel
 from edgespec.models.external_models import find_external_models, read_gguf_size
 from edgespec.models.file_selection import Kind
-from edgespec.models.fit import ModelFacts, guess_facts, read_facts
 from edgespec.models.head_files import is_head
 from edgespec.models.hub import Hub
 from edgespec.models.hub_errors import HubUnreachable
@@ -27,6 +26,7 @@ from edgespec.models.hub_search import search_repos
 from edgespec.models.references import HubFile, HubQuant, HubRepo, LocalPath, Reference
 from edgespec.models.registry import About, Acceptance, Entry, Registry, Task
 from edgespec.models.resolve import LocalModel, detect_local_backend, find_local, resolve_source
+from edgespec.models.size_facts import ModelFacts, guess_facts, read_facts
 from edgespec.models.speed import ASSUMED, COMMON, FasterType, MachineSpeed, SpeedEstimate, load_speed, measure_speed
 from edgespec.units import gib
 

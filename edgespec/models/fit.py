@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
 from functools import reduce
-from itertools import accumulate
 from operator import add
-from typing import NamedTuple
 
-from edgespec.autopilot.store import calibration_folder, load_entry, save_entry
 from edgespec.backends import FileBackend, device_memory
 from edgespec.backends.features import MAX_KEPT
-from edgespec.backends.options import DEFAULT_CONTEXT, STATE_SNAPSHOTS
+from edgespec.backends.options import STATE_SNAPSHOTS
 from edgespec.errors import BackendUnavailable, DoesNotFit
-from edgespec.formats.gguf import GGML_NAMES, Header
+from edgespec.formats.ggml_types import GGML_NAMES
+from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
-from edgespec.formats.mlx_folder import Folder, read_folder
-from edgespec.machines.memory import RESERVE_BYTES, Memory, host_memory
-from edgespec.models.file_selection import parse_quant
-from edgespec.models.registry import About
-from edgespec.models.resolve import LocalModel, read_parts
-from edgespec.models.speed import read_by_type
+from edgespec.formats.mlx_folder import Folder
+from edgespec.machines.memory import Memory, host_memory
 from edgespec.units import gib
 
 # llama.cpp's n_ubatch: the rows of a graph, which determine its scratch memory.
 MICRO_BATCH = 512
-
 _READ_PAIRS = ("eagle3", "eagle", "mtp", "hydra")  # heads that on MLX keep a state of each position
 _KEEP_STATES = ("qwen35", "qwen35moe", "nemotron_h", "nemotron_h_moe")  # llama.cpp's llm_arch_supports_rs_rollback
 _WITHOUT_CACHE = ("medusa", "gemma4-assistant")  # heads that have no keys and values of their own
@@ -287,126 +279,3 @@ def _say_usable(memory: Memory) -> str:
         return f"{gib(memory.usable)} are free"
     own = f", beside {memory.process // 2**20} MiB for the process itself" if memory.process else ""
     return f"{gib(memory.usable)} are allowed{own}"
-
-
-class Placement(NamedTuple):
-    """Says where the layers of a target go; None is llama.cpp's default, which is all layers on the accelerators.
-
-    layers  for the accelerators, the last ones; the output matrix counts as one more
-    in_ram  first layers whose experts stay in RAM
-    shares  layers of each device of the machine
-    """
-
-    layers: int | None = None
-    in_ram: int | None = None
-    shares: tuple[float, ...] | None = None
-
-
-def place_layers(target: Header, fit: Fit, *, flash: bool = False) -> Placement:
-    """Choose what the accelerators hold beside caches and drafts.
-
-    If they have no room for a whole mixture of experts, experts stay in RAM rather than layers: few of them are read
-    for a token. If layers stay in RAM, llama.cpp computes without flash attention, unless it was asked for (`flash`).
-    It divides layers among accelerators by their number, so a mixture whose layers differ has shares.
-    """
-    devices, used = fit.memory.devices, fit.memory.layer_devices
-    rooms = [max(0, each.free - RESERVE_BYTES - fit.target.compute) if each in used else 0 for each in devices]
-    count = target.own("block_count") or 0
-    if not rooms or not count:
-        return Placement()
-    if fit.draft is not None and (room := sum(rooms)):
-        rooms = [max(0, each - fit.draft.total * each // room) for each in rooms]
-    layers, experts = [(fit.target.kv + fit.target.states) // count] * count, [0] * count
-    for tensor in target.tensors:
-        if 0 <= (block := tensor.block) < count:
-            layers[block] += tensor.nbytes
-            experts[block] += tensor.nbytes * ("_exps." in tensor.name)
-    last = target.tensor("output.weight") or target.tensor("token_embd.weight")
-    output = last.nbytes if last is not None else 0
-    if sum(layers) + output <= sum(rooms):
-        return Placement()
-    without = [layer - expert for layer, expert in zip(layers, experts, strict=True)]
-    for in_ram in range(1, count + 1) if any(experts) else ():
-        if shares := _fill([*without[:in_ram], *layers[in_ram:], output], rooms):
-            return Placement(None, in_ram, shares if len(used) > 1 else None)
-    room = sum(rooms) - output - (0 if flash else score_bytes(target, fit.context))
-    fitting = sum(each <= room for each in accumulate(reversed(without)))
-    return Placement(fitting + 1 if room >= 0 else 0, count if any(experts) and fitting else None)
-
-
-def _fill(sizes: Sequence[int], rooms: Sequence[int]) -> tuple[int, ...] | None:
-    """How many of `sizes` each room takes in their order; None if there is not enough room."""
-    counts: list[int] = []
-    for room in rooms:
-        counts.append(sum(each <= room for each in accumulate(sizes[sum(counts) :])))
-    return tuple(counts) if sum(counts) == len(sizes) else None
-
-
-# What decoding a model costs, from its header or, if that was not read, from the number of its parameters.
-#
-# A header is several MB, mostly vocabulary, so what follows from it is stored.
-
-
-_VERSION = 7  # of the stored facts
-_BITS = 4.85  # a weight of a 4-bit model, the mean of Q4_K_M files of 7B to 70B
-_ADDED = 1.15  # memory over weights with a context of 8,192 tokens, if no header says more
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """Sizes in bytes.
-
-    weights     of all tensors, or of the files
-    needed      of memory with a context of 8,192 tokens, or the trained one if that is shorter
-    read        of the weights that a forward of one row reads, by their type; empty for MLX models, whose speed is not
-                estimated
-    parameters  in billions; None if nothing says
-    mixture     whether rows may route to different experts
-    exact       read from the header, not derived from the number of parameters
-    """
-
-    weights: int
-    needed: int
-    read: Mapping[str, float]
-    parameters: float | None
-    mixture: bool
-    exact: bool = True
-
-
-def guess_facts(about: About, name: str, size: int | None) -> ModelFacts | None:
-    """Guesses from the parameters that the registry states, and the size of the files if known; None without either.
-
-    `name` is that of the file or the reference, which says the type of its weights; else it is taken for a Q4_K file.
-    """
-    quant = (parse_quant(name) or "").removeprefix("UD-")
-    kind = next((name for name in GGML_NAMES if f"{quant}_".startswith(f"{name}_")), "Q4_K")
-    if size is None and about.parameters is None:
-        return None
-    weights = size if size is not None else round((about.parameters or 0) * 1e9 * _BITS / 8)
-    parameters = about.parameters or 8 * weights / GGML_NAMES[kind].bits / 1e9
-    share = about.active / parameters if about.active else 1.0
-    needed, is_mixture = round(weights * _ADDED), about.active is not None
-    return ModelFacts(weights, needed, {kind: weights * share}, parameters, is_mixture, exact=False)
-
-
-def read_facts(source: LocalModel) -> ModelFacts:
-    """Reads the header or config of a model, or what was read earlier. Raises InvalidModelFile, CacheError, OSError."""
-    found = source.path.stat()
-    digest = hashlib.sha256(f"{source.path}\n{found.st_mtime_ns}\n{found.st_size}".encode("utf-8", "surrogateescape"))
-    path, setting = calibration_folder() / f"facts-{digest.hexdigest()[:24]}.json", {"version": _VERSION}
-    known = load_entry(path, "facts", setting, lambda found: ModelFacts(**found))
-    if known is None:
-        known = describe_model(read_folder(source.path) if source.kind == "mlx" else read_parts(source.path))
-        save_entry(path, {"setting": setting, "facts": asdict(known)}, "facts")
-    return known
-
-
-def describe_model(model: ModelMetadata) -> ModelFacts:
-    """Computes the facts from a header or config. Raises InvalidModelFile."""
-    context = min(model.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
-    needed = estimate_memory(model, context).total
-    if not isinstance(model, Header):
-        return ModelFacts(model.weight_bytes, needed, {}, None, mixture=False)
-    parameters = sum(math.prod(tensor.shape) for tensor in model.tensors) / 1e9
-    mixture = bool(model.own("expert_count"))
-    return ModelFacts(model.weight_bytes, needed, read_by_type(model), parameters, mixture)

@@ -9,8 +9,9 @@ from edgespec.backends import BackendName
 from edgespec.drafters.registry import DrafterSpec, drafter_specs
 from edgespec.errors import DraftRefused, InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header
+from edgespec.formats.head_config import read_config_head
 from edgespec.formats.head_file import ModelMetadata, find_weights, read_gguf_head, read_head
-from edgespec.formats.heads import HeadKind, HeadSpec, read_config_head
+from edgespec.formats.heads import HeadKind, HeadSpec
 from edgespec.formats.mlx_folder import read_config
 from edgespec.models.cache import RemoteModel
 from edgespec.models.head_files import is_head

@@ -17,7 +17,8 @@ from edgespec.models.adapted import describe_version, use_adapted
 from edgespec.models.draft_finder import DraftFinder
 from edgespec.models.draft_words import AUTO, parse_draft
 from edgespec.models.drafts import DrafterPlan, PlannedModel
-from edgespec.models.fit import Fit, Placement, check_fit, place_layers, read_memory, score_bytes, shares_context
+from edgespec.models.fit import Fit, check_fit, read_memory, score_bytes, shares_context
+from edgespec.models.gpu_layers import Placement, place_layers
 from edgespec.models.heads import KIND_NAMES, find_head, naming_heads
 from edgespec.models.hub import Hub
 from edgespec.models.load_config import LoadConfig

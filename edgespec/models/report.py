@@ -9,16 +9,18 @@ from typing import Any
 from edgespec.autopilot.settings_store import SettingsStore
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.formats.gguf import GGML_NAMES, Header
+from edgespec.formats.ggml_types import GGML_NAMES
+from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
 from edgespec.machines.memory import RAM, split_places
-from edgespec.models.fit import MemoryEstimate, ModelFacts, describe_model, estimate_head
+from edgespec.models.fit import MemoryEstimate, estimate_head
 from edgespec.models.hub import Hub
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan, plan
 from edgespec.models.registry import Acceptance, Registry
 from edgespec.models.resolve import find_local, find_template
+from edgespec.models.size_facts import ModelFacts, describe_model
 from edgespec.models.speed import (
     ASSUMED,
     FasterType,

@@ -26,7 +26,8 @@ from edgespec.backends.llamacpp.rewrite import count_blocks
 from edgespec.backends.llamacpp.shape import write_shape
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.errors import EdgespecError
-from edgespec.formats.gguf import GGML_NAMES, Header, TensorInfo
+from edgespec.formats.ggml_types import GGML_NAMES
+from edgespec.formats.gguf import Header, TensorInfo
 from edgespec.formats.gguf_validate import read_file
 from edgespec.isolated import ChildDied, run_in_child
 from edgespec.models.packaged import find_packaged

@@ -30,7 +30,8 @@ from edgespec.cancel import check_cancelled
 from edgespec.core.arrays import Ints
 from edgespec.errors import DraftRefused
 from edgespec.files import new_folder
-from edgespec.formats.heads import HEAD_NAMES, HeadKind, HeadSpec
+from edgespec.formats.head_tensors import HEAD_NAMES
+from edgespec.formats.heads import HeadKind, HeadSpec
 from edgespec.formats.mlx_folder import read_json
 from edgespec.train.evaluate import Matrix, find_rounds
 from edgespec.train.head_arrays import read_gguf_arrays

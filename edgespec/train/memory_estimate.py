@@ -7,8 +7,8 @@ from pathlib import Path
 
 from edgespec.formats.gguf_config import read_gguf_config
 from edgespec.formats.gguf_validate import read_file
+from edgespec.formats.head_config import unpack_shapes
 from edgespec.formats.head_file import read_folder_shapes
-from edgespec.formats.heads import unpack_shapes
 from edgespec.formats.mlx_folder import read_folder
 
 _SIZES = ("hidden_size", "num_hidden_layers", "vocab_size")

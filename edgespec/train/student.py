@@ -27,7 +27,7 @@ from edgespec.backends.mlx.library import map_errors
 from edgespec.backends.mlx.model import explain_errors
 from edgespec.errors import BackendError, CacheError, DraftRefused, InvalidModelFile, reason_of
 from edgespec.files import new_folder, replace_file
-from edgespec.formats.gguf import GGML_IDS, GGML_NAMES, GGML_TYPES
+from edgespec.formats.ggml_types import GGML_IDS, GGML_NAMES, GGML_TYPES
 from edgespec.formats.gguf_config import ROPE_FACTORS, read_gguf_config, to_folder_name
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.head_file import read_head

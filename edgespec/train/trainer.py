@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,18 +14,16 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_flatten, tree_unflatten
 
-from edgespec.errors import BackendError, CacheError, Cancelled, reason_of
-from edgespec.files import replace_file
-from edgespec.train.options import CHECKPOINT, Progress, Throttle, TrainOptions
-from edgespec.train.parts import Parts, removed_while_running
+from edgespec.errors import BackendError, Cancelled
+from edgespec.train.checkpoint import load_checkpoint, save_checkpoint
+from edgespec.train.options import Progress, Throttle, TrainOptions
+from edgespec.train.parts import Parts
 from edgespec.train.teacher import Part
 
 Objective = Callable[[Any, Sequence[Part]], mx.array]
 """(network, batch) -> the loss, a scalar that is minimized."""
-
 IsInner = Callable[[str, mx.array], bool]
 """Whether a weight, by its path in the network, is a matrix between hidden states."""
-
 _TIMED = 10  # steps that tell how many the time allows, if a checkpoint does not come before
 
 
@@ -147,42 +143,3 @@ def schedule(step: int, n_steps: int, warm_up: float) -> float:
     if step < n_up:
         return (step + 1) / n_up
     return 0.5 * (1 + math.cos(math.pi * (step - n_up) / max(n_steps - n_up, 1)))
-
-
-# The checkpoint of a run, a file of safetensors that is replaced as a whole: whatever a killed process or a full disk
-# leaves, the last one that was complete is there.
-
-
-def save_checkpoint(folder: Path, arrays: dict[str, mx.array], state: dict[str, Any], options: TrainOptions) -> None:
-    """Replace the checkpoint of a run.
-
-    Raises InvalidRequest if the folder was removed, which ends the run that is in it; CacheError.
-    """
-    try:
-        with replace_file(folder / CHECKPOINT, 0o600) as partial, partial.open("r+b") as file:
-            mx.save_safetensors(file, arrays, {"state": json.dumps(state), "options": json.dumps(asdict(options))})
-            file.flush()
-            os.fsync(file.fileno())
-    except FileNotFoundError as error:
-        raise removed_while_running() from error
-    except OSError as error:
-        raise CacheError(
-            f"the training in {folder} cannot be saved: {reason_of(error)}.",
-            hint="Free some space and start again: it goes on from the last checkpoint.",
-        ) from error
-
-
-def load_checkpoint(folder: Path, options: TrainOptions) -> tuple[dict[str, mx.array], dict[str, Any]] | None:
-    """(arrays, state) of the checkpoint; None if there is none, or one of other options."""
-    for leftover in folder.glob(f".{CHECKPOINT}.*"):  # of a process that was killed while it wrote
-        leftover.unlink(missing_ok=True)
-    path = folder / CHECKPOINT
-    if not path.exists():
-        return None
-    try:
-        arrays, metadata = mx.load(str(path), format="safetensors", return_metadata=True)
-        mx.eval(arrays)  # the file will be replaced
-        state, is_ours = json.loads(metadata["state"]), json.loads(metadata["options"]) == asdict(options)
-    except (RuntimeError, ValueError, KeyError):  # it is damaged; a RecursionError is a RuntimeError
-        return None
-    return (arrays, state) if is_ours else None

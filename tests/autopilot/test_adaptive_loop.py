@@ -25,7 +25,8 @@ from edgespec.core.verify import BlockVerification, SampleMatching
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.candidates import RequestDraw
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
+from edgespec.drafters.pard import PardSession
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import Cancelled
 from tests.core.stats import assert_follows
 from tests.core.toys import KINDS, Alarm, decode, open_session

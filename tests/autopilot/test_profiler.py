@@ -16,7 +16,8 @@ from edgespec.core.protocols import Budget, Draft, PrefillProgress
 from edgespec.core.scores import Scores
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
+from edgespec.drafters.pard import PardSession
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from edgespec.errors import Cancelled
 from tests.core.toys import Alarm
 

@@ -24,7 +24,8 @@ from edgespec.core.sampling import Sampler, SamplingParams
 from edgespec.core.verify import SampleMatching
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
-from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
+from edgespec.drafters.pard import PardSession
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from tests.core.toys import decode
 
 HERE = current_setting("llamacpp", LoadOptions(threads=2))

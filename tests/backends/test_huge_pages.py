@@ -14,7 +14,7 @@ import pytest
 
 from edgespec.backends.llamacpp.quantize import quantize
 from edgespec.backends.llamacpp.tiles import amx_is_sound
-from edgespec.machines.memory import read_mode
+from edgespec.machines.huge_pages import read_mode
 from tests.gguf_models import REPOSITORY, TARGET, llama
 
 needs_madvise = pytest.mark.skipif(
@@ -51,7 +51,7 @@ def test_modes(mode: str, tmp_path: Path) -> None:
 
 MAP_AND_ADVISE = """
 import json, mmap
-from edgespec.machines.memory import NewMemory
+from edgespec.machines.huge_pages import NewMemory
 new = lambda size: mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory = NewMemory()
 small, large = new(8 << 20), new(64 << 20)

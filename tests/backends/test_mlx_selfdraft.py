@@ -308,9 +308,6 @@ def test_cancelled_anywhere(small: MlxModel, method: str) -> None:
     draft.close()
 
 
-# Weights of fewer bits, what they take of memory, and models that are refused.
-
-
 @pytest.mark.parametrize("bits", [4, 8])
 def test_copies_leave_the_model_as_it_is(bits: int) -> None:
     network = make_model({**CONFIGS["moe"], "vocab_size": 4096})

@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from edgespec.formats.gguf import GGML_TYPES
+from edgespec.formats.ggml_types import GGML_TYPES
 from edgespec.train.student import copy_fields, finish_gguf
 from tests.gguf_models import REPOSITORY, llama
 

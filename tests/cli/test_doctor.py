@@ -18,7 +18,7 @@ from edgespec.cli.doctor import _format_runtime, describe_huge_pages, find_gpu_p
 from edgespec.cli.gpu_check import PlaceCheck
 from edgespec.drafters import registry
 from edgespec.installation import install_command
-from edgespec.machines.memory import HUGE_PAGES
+from edgespec.machines.huge_pages import HUGE_PAGES
 from tests.cli.conftest import COMMAND, Cli
 from tests.gguf_models import REPOSITORY
 
@@ -119,7 +119,7 @@ def test_a_place_is_sound_or_not(figures: dict[str, Any], is_sound: bool) -> Non
 
 def test_doctor_knows_how_the_kernel_gives_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    monkeypatch.setattr("edgespec.machines.memory.HUGE_PAGES", tmp_path)
+    monkeypatch.setattr("edgespec.machines.huge_pages.HUGE_PAGES", tmp_path)
     assert describe_huge_pages() is None and find_huge_page_problems(None) == []
     for modes in ("[always] madvise never", "always [madvise] never", "always madvise [never]"):
         (tmp_path / "enabled").write_text(f"{modes}\n")

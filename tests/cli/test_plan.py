@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgespec.models.fit import ModelFacts
 from edgespec.models.report import DraftSpeed, Speed
 from edgespec.models.report_text import format_speed
+from edgespec.models.size_facts import ModelFacts
 from edgespec.models.speed import SpeedEstimate
 from tests.cli.conftest import COMMAND, Cli
 from tests.gguf_models import TARGET

@@ -12,8 +12,9 @@ from edgespec.core.drafter import Drafter, Outcome, TokenDraw
 from edgespec.core.protocols import Budget, Draft, Round
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.ngram import NgramDrafter
+from edgespec.drafters.pard import PardSession
 from edgespec.drafters.registry import SlotResources
-from edgespec.drafters.sequential import ModelDraftSession, PardSession, SequentialDrafter
+from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
 from tests.contract import drafter_answers, drafters
 from tests.contract.drafter_subjects import Subject
 

@@ -19,8 +19,9 @@ from edgespec.core.sampling import SamplingParams
 from edgespec.core.verify import BlockVerification, TokenRejection
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.candidates import RequestDraw
+from edgespec.drafters.pard import PardSession
 from edgespec.drafters.registry import SlotResources, drafter_specs
-from edgespec.drafters.sequential import ModelDraftSession, PardSession
+from edgespec.drafters.sequential import ModelDraftSession
 from tests.contract.drafter_pair import make_cheap_stats
 from tests.core.stats import assert_follows
 from tests.core.toys import Remembering, RememberingSampler, open_session

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.drafters.sequential import PardSession
+from edgespec.drafters.pard import PardSession
 from tests.core.toys import KINDS, open_session
 from tests.drafters.sessions import MODEL, TEXT, CountingSession, V, held
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import CacheError, InvalidModelFile
-from edgespec.formats.gguf import GGML_TYPES, Header, read_header
+from edgespec.formats.ggml_types import GGML_TYPES
+from edgespec.formats.gguf import Header, read_header
 from edgespec.formats.gguf_validate import check_model, read_file
 from tests.formats.ggufs import model_file
 

@@ -13,8 +13,9 @@ from safetensors import safe_open
 
 from edgespec.errors import CacheError, InvalidModelFile
 from edgespec.formats.gguf import FileSource
+from edgespec.formats.head_config import read_config_head
 from edgespec.formats.head_file import read_head
-from edgespec.formats.heads import HeadSpec, read_config_head
+from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import read_safetensors_shapes
 from tests.formats.ggufs import write_gguf
 from tests.formats.head_files import (

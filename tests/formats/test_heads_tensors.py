@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import InvalidModelFile
-from edgespec.formats.heads import eagle3_names, read_draft_ids
+from edgespec.formats.head_tensors import eagle3_names, read_draft_ids
 from tests.formats.head_files import eagle3_shapes
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from laboratory import fuzz
-from laboratory.fuzz import Place, run_case
+from laboratory.fuzz import run_case
+from laboratory.fuzz_cases import Place
 
 
 def _exit(code: int) -> None:

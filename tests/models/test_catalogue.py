@@ -17,7 +17,7 @@ from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.mlx_folder import read_folder
 from edgespec.machines.memory import RESERVE_BYTES, Memory
 from edgespec.models import catalogue as module
-from edgespec.models import fit as memory_module
+from edgespec.models import size_facts
 from edgespec.models.catalogue import Candidate, Catalogue
 from edgespec.models.external_models import ExternalModel
 from edgespec.models.fit import estimate_memory
@@ -236,7 +236,7 @@ def test_a_header_is_read_again_only_where_the_file_changed(
     tmp_path: Path, shown: Shown, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, reads = put(DRAFT, tmp_path / "llama.cpp" / "m.gguf"), []
-    monkeypatch.setattr(memory_module, "read_parts", lambda path: reads.append(path) or read_file(path))
+    monkeypatch.setattr(size_facts, "read_parts", lambda path: reads.append(path) or read_file(path))
     memory = usable(estimate_memory(read_file(DRAFT), 2048).total * 8 // 7 + 1)
     assert [shown(memory=memory)[1].fit for _ in range(2)] == ["fits", "fits"] and reads.count(path) == 1
     put(TARGET, path)

@@ -11,21 +11,14 @@ import pytest
 from edgespec.backends import device_memory
 from edgespec.backends.mlx import library
 from edgespec.errors import DoesNotFit
-from edgespec.formats.gguf import GGML_TYPES, Header, TensorInfo, join_parts
+from edgespec.formats.ggml_types import GGML_TYPES
+from edgespec.formats.gguf import Header, TensorInfo, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
 from edgespec.formats.mlx_folder import Folder
 from edgespec.machines.memory import RESERVE_BYTES, DeviceMemory, Memory
-from edgespec.models.fit import (
-    Placement,
-    check_fit,
-    estimate_head,
-    estimate_memory,
-    kv_bytes,
-    place_layers,
-    score_bytes,
-    shares_context,
-)
+from edgespec.models.fit import check_fit, estimate_head, estimate_memory, kv_bytes, score_bytes, shares_context
+from edgespec.models.gpu_layers import Placement, place_layers
 from edgespec.units import GIB
 from tests.formats.ggufs import write_gguf
 

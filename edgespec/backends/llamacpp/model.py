@@ -28,7 +28,8 @@ from edgespec.cancel import check_cancelled
 from edgespec.errors import DoesNotFit, EdgespecError, InvalidModelFile, names_memory
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
-from edgespec.machines.memory import RAM, NewMemory, split_places, split_shares
+from edgespec.machines.huge_pages import NewMemory
+from edgespec.machines.memory import RAM, split_places, split_shares
 from edgespec.progress import report_loaded
 
 S = TypeVar("S", bound=LlamaSession)

@@ -15,7 +15,7 @@ from edgespec.backends.llamacpp.batch import FullBatch, NativeBatch
 from edgespec.backends.llamacpp.library import Library
 from edgespec.core.arrays import Logits
 from edgespec.errors import BackendError, Cancelled
-from edgespec.machines.memory import NewMemory
+from edgespec.machines.huge_pages import NewMemory
 
 MAX_TOKENS = 512  # of one decode: n_batch and n_ubatch
 _ABORTED, _NO_KV_SLOT = 2, 1  # what llama_decode returns

@@ -13,7 +13,8 @@ from edgespec.backends.llamacpp.library import ggml, library
 from edgespec.backends.options import idle_cores
 from edgespec.errors import BackendError, CacheError
 from edgespec.files import replace_file
-from edgespec.formats.gguf import GGML_IDS, GgmlType, TensorInfo
+from edgespec.formats.ggml_types import GGML_IDS, GgmlType
+from edgespec.formats.gguf import TensorInfo
 from edgespec.formats.gguf_validate import read_file
 
 FTYPES = {"F16": 1, "Q4_0": 2, "Q8_0": 7, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15, "Q5_K_M": 17, "Q6_K": 18}

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgespec.formats.gguf import GGML_IDS, Header, TensorInfo
+from edgespec.formats.ggml_types import GGML_IDS
+from edgespec.formats.gguf import Header, TensorInfo
 
 
 def write_blocks(

@@ -1,4 +1,9 @@
-"""All caches of one sequence, as the model takes them, with one way to trim them."""
+"""All caches of one sequence, as the model takes them, with one way to trim them.
+
+`KeyValues` keeps one attention layer in a linear buffer, which can be trimmed even if the layer has a window. It stands
+in for mlx-lm's KVCache, QuantizedKVCache and RotatingKVCache. The last keeps its window in a ring, whose overwritten
+rows a rejected draft cannot restore.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +18,6 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache,
 
 from edgespec.backends.mlx.forward import ForwardContext
 from edgespec.errors import BackendError
-
-# Keys and values of one attention layer in a linear buffer, which can be trimmed even if the layer has a window.
-#
-# Stands in for mlx-lm's KVCache, QuantizedKVCache and RotatingKVCache. RotatingKVCache keeps its window in a ring,
-# whose overwritten rows a rejected draft cannot restore.
-
 
 SLACK = 128  # rows kept before a window, which bound how far it can be trimmed
 _STEP = 256  # rows by which a buffer grows

@@ -1,4 +1,8 @@
-"""Draws tokens on the device."""
+"""Draws a token from the distribution of every row on the device, by the rules of core.sampling.
+
+The device computes in single precision. It decides a row only if no rounding can change the token; the host
+computes the other rows from the logits. So equal logits and equal seeds give equal tokens on every runtime.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,6 @@ import mlx.core as mx
 import numpy as np
 
 from edgespec.core.sampling import SamplingParams
-
-# Draws from the distribution of every row on the device, by the rules of core.sampling and core.weights.index_at.
-#
-# The device computes in single precision. It decides a row only if no rounding can change the token; the host
-# computes the other rows from the logits. So equal logits and equal seeds give equal tokens on every runtime.
-
 
 _BLOCK = 1024
 _MARGIN = 2e-5  # of the total mass; float32 sums over 1,024 weights here and 512 on the host are off by less

@@ -1,4 +1,8 @@
-"""Forwards of a model over its caches, whose hidden states are kept if a head reads them."""
+"""Forwards of a model over its caches, whose hidden states are kept if a head reads them.
+
+A forward has a chain, or a draft tree in one batch row with a mask, whose rotary positions follow the depth. `probe`
+tries one when a model is loaded, because its code does not tell whether it takes trees.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +46,6 @@ class FeatureTap:
                 hint="Use --draft ngram, or a draft model.",
             )
         return logits, mx.concatenate(found, axis=-1)
-
-
-# Forwards of a model over its caches: a chain, or a draft tree in one batch row with a mask, whose rotary positions
-# follow the depth. `probe` tries one when a model is loaded, because its code does not tell whether it takes trees.
 
 
 class ModelRunner:

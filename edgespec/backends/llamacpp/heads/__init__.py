@@ -8,10 +8,11 @@ from pathlib import Path
 
 from edgespec.backends.attached_draft import OTHER_HEAD, AttachedHead, Unsupported
 from edgespec.backends.head_session import BlockHeadSession, HeadSession, check_hidden_size
+from edgespec.backends.llamacpp.heads.assistant import prepare_assistant
 from edgespec.backends.llamacpp.heads.checks import OpenContext
 from edgespec.backends.llamacpp.heads.dflash import prepare_dflash
 from edgespec.backends.llamacpp.heads.eagle3 import prepare_eagle3
-from edgespec.backends.llamacpp.heads.mtp import prepare_assistant, prepare_mtp
+from edgespec.backends.llamacpp.heads.mtp import prepare_mtp
 from edgespec.backends.llamacpp.model import LlamaModel, load
 from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.core.drafter import BlockSession, DraftSession

@@ -1,4 +1,9 @@
-"""DFlash and DSpark heads, which draft a block of tokens at once."""
+"""DFlash and DSpark heads, which draft a block of tokens in one forward over hidden states of the target.
+
+A block has the root and a mask token for each of the positions after it. Its rows see each other and the target's
+states before the root. DSpark adds to the logits of a row a bias that depends on the token before, for which the
+graph takes the most probable one of the row before (SpecForge's Markov head).
+"""
 
 from __future__ import annotations
 
@@ -15,12 +20,6 @@ from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
-
-# DFlash and DSpark: several tokens in one forward over hidden states of the target.
-#
-# A block has the root and a mask token for each of the positions after it. Its rows see each other and the target's
-# states before the root. DSpark adds to the logits of a row a bias that depends on the token before, for which the
-# graph takes the most probable one of the row before (SpecForge's Markov head).
 
 
 def prepare_dflash(target: LlamaModel, path: Path, spec: HeadSpec) -> OpenContext:

@@ -1,4 +1,9 @@
-"""Heads whose file has one layer of the target's kind: MTP, and the assistants of Gemma 4."""
+"""MTP layers on llama.cpp (GGUF `nextn`), which draft from the target's last hidden state, after its norm.
+
+They lie in the target's own file, behind the layers of the target, or in a file of their own, with copies of the
+embeddings and the output matrix. llama.cpp runs one in a context of its own, whose rows are a token and the state of
+the token before. A pair has the position of that state; rotary positions are relative.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +13,12 @@ from pathlib import Path
 from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
 from edgespec.backends.llamacpp.abi import MTP_CHAINS, MTP_TENSORS
 from edgespec.backends.llamacpp.heads.checks import OpenContext, require
-from edgespec.backends.llamacpp.heads.contexts import AssistantContext, ChainContext, HeadContext
+from edgespec.backends.llamacpp.heads.contexts import ChainContext, HeadContext
 from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.llamacpp.rewrite import count_blocks
 from edgespec.formats.gguf import Header, join_parts
 from edgespec.formats.gguf_validate import read_file
 from edgespec.formats.heads import HeadSpec
-
-# MTP layers on llama.cpp (GGUF `nextn`): they draft from the target's last hidden state, after its norm.
-#
-# They lie in the target's own file, behind the layers of the target, or in a file of their own, with copies of the
-# embeddings and the output matrix. llama.cpp runs one in a context of its own, whose rows are a token and the state of
-# the token before. A pair has the position of that state; rotary positions are relative.
 
 _ALWAYS = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
 _SAME_SHAPE = (
@@ -71,33 +70,3 @@ def _check_layers(header: Header, path: Path) -> int:
     if header.metadata.get(f"{architecture}.attention.temperature_scale"):
         raise Unsupported("llama.cpp runs no MTP layers with a temperature of attention.", hint="Use --draft auto.")
     return count
-
-
-# Gemma 4 assistants on llama.cpp: a few layers that draft with the target's own keys and values.
-#
-# Their layers have queries alone, and attend to what the target's last two layers hold: those with a window to the last
-# but one, the others to the last. A row is a token and the hidden state before it, as for an MTP layer; every drafted
-# token has the position of the root, since the cache ends there.
-
-
-_SAME = ("key_length", "value_length", "key_length_swa", "value_length_swa", "sliding_window")  # of attention
-
-
-def prepare_assistant(target: LlamaModel, path: Path, spec: HeadSpec) -> OpenContext:
-    header, whole = read_file(path), read_file(target.path)
-    is_whole = header.own("nextn_predict_layers") == header.own("block_count")
-    require(header, is_whole, "not all of its layers are the assistant's")
-    has_size = header.own("embedding_length_out") != header.own("embedding_length")
-    require(header, has_size, "its embedding_length_out is not the target's hidden size")
-    keys = [f"attention.{key}" for key in _SAME]
-    is_same = whole.architecture == "gemma4" and all(header.own(key) == whole.own(key) for key in keys)
-    own, last = _list_caches(header), _list_caches(whole)[-2:]
-    if not is_same or [window for window, _ in last] != [1, 0] or not own or not set(own) <= set(last):
-        raise Unsupported(f"{path.name} is the assistant of another model.", hint=OTHER_HEAD)
-    return AssistantContext
-
-
-def _list_caches(header: Header) -> list[tuple[int, int]]:
-    """(whether it has a window, key-value heads) of each layer."""
-    windows, heads = (header.per_block(f"attention.{key}") for key in ("sliding_window_pattern", "head_count_kv"))
-    return list(zip(windows or (), heads or (), strict=False))

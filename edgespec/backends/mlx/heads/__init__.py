@@ -12,9 +12,10 @@ from mlx.utils import tree_flatten
 
 from edgespec.backends.attached_draft import OTHER_HEAD, AttachedHead, Unsupported
 from edgespec.backends.head_session import BlockHeadSession, HeadSession, check_hidden_size
+from edgespec.backends.mlx.heads.assistant import read_assistant
 from edgespec.backends.mlx.heads.draft_vocabulary import ShortVocabulary, choose_frequent
 from edgespec.backends.mlx.heads.medusa import read_hydra, read_medusa
-from edgespec.backends.mlx.heads.networks import BlockNetwork, read_assistant, read_pairs
+from edgespec.backends.mlx.heads.networks import BlockNetwork, read_pairs
 from edgespec.backends.mlx.heads.runner import HeadNetwork, NetworkRunner
 from edgespec.backends.mlx.heads.target_parts import TargetParts, read_target
 from edgespec.backends.mlx.heads.weights import read_arrays

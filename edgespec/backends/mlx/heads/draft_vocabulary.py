@@ -1,4 +1,9 @@
-"""The tokens that a trained head can draft."""
+"""The tokens that a trained head scores: all of the target's, those of its own file, or the frequent ones alone.
+
+A head with the target's whole vocabulary spends most of its time on the output matrix. Frequency-ranked drafting
+(FR-Spec, Zhao et al. 2025, arXiv:2502.14856) multiplies the rows of frequent tokens alone. The target still scores
+all tokens, so the text stays the same; a token that is left out is never drafted.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +19,6 @@ import numpy.typing as npt
 
 from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
 from edgespec.text.tokenizer import Tokenizer
-
-# The tokens that a head scores: all of the target's, those of its own file, or the frequent ones alone.
-#
-# A head with the target's whole vocabulary spends most of its time on the output matrix. Frequency-ranked drafting
-# (FR-Spec, Zhao et al. 2025, arXiv:2502.14856) multiplies the rows of frequent tokens alone. The target still scores
-# all tokens, so the text stays the same; a token that is left out is never drafted.
-
 
 _RECENT = 256  # tokens of a text that tell which vocabulary it needs
 

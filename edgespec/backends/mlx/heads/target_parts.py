@@ -13,7 +13,7 @@ import numpy as np
 from edgespec.backends.attached_draft import OTHER_HEAD, Unsupported
 from edgespec.backends.mlx.heads.draft_vocabulary import DraftVocabulary
 from edgespec.backends.mlx.heads.weights import HeadWeights
-from edgespec.formats.heads import read_draft_ids
+from edgespec.formats.head_tensors import read_draft_ids
 
 
 @dataclass(frozen=True, slots=True)
