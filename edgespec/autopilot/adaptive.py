@@ -78,13 +78,13 @@ class Adaptive:
         sampling: str,
         vocab_size: int,
         *,
-        trees: bool,
+        takes_trees: Callable[[], bool],
         draw: TokenDraw | None = None,
         peers: Callable[[], BatchPeers] = lambda: SOLO,
     ) -> None:
-        """`sampling` names a sampling method, whose acceptance is learned separately. `trees`: whether the target takes
-        draft trees. `draw` is given to drafters that can draw their tokens at random. `peers` returns the generations
-        that share the next forward.
+        """`sampling` names a sampling method, whose acceptance is learned separately. `takes_trees` tells whether the
+        target takes draft trees in the next round. `draw` is given to drafters that can draw their tokens at random.
+        `peers` returns the generations that share the next forward.
         """
         self._drafters = DrafterSet(drafters, vocab_size, draw)
         self._cost = MarginalCost(draft_stats.costs, peers)
@@ -92,7 +92,7 @@ class Adaptive:
         self._recorder = RoundRecorder(self._cost, self._stats)
         self._gate = DraftGate(self._cost, self._recorder.regret, self._drafters, self._stats)
         self._pause = DecisionPause(draft_stats.decision_time)
-        self._trees = trees
+        self._takes_trees = takes_trees
         self._round: DraftRound | None = None  # of a round that decides
         self.decision = Decision("none", "nothing decided yet")
         self.failures, self.set_phase = self._drafters.failures, self._stats.set_phase
@@ -135,7 +135,7 @@ class Adaptive:
             tokens,
             limit,
             self._recorder.tokens_per_step,
-            is_chain=not self._trees,
+            is_chain=not self._takes_trees(),
         )
         round_.max_nodes = self._recorder.find_max_nodes(round_.limit.nodes)
         round_.ask_free(round_.tree)
@@ -186,9 +186,9 @@ class Adaptive:
                 if (draft := self._draft_async(round_, call)) is not None:
                     return self._decide(round_, call.reason, draft, call.size)
                 break
-            is_separate = drafter.is_drawn or not self._trees
+            is_separate = drafter.is_drawn or not self._takes_trees()
             if is_separate:
-                call.tree = ScoredTree(self._stats.rate, is_chain=not self._trees)
+                call.tree = ScoredTree(self._stats.rate, is_chain=not self._takes_trees())
             round_.ask(call)
             if not call.units:  # it knows nothing, lacks one of the tokens, or has failed
                 silent.add(drafter.name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from edgespec.autopilot.drafter_set import DrafterSet
 from edgespec.autopilot.scored_tree import ScoredTree
@@ -21,11 +21,19 @@ class FixedLength:
     """
 
     def __init__(
-        self, drafters: Sequence[Drafter], budget: Budget, vocab_size: int, draw: TokenDraw | None = None
+        self,
+        drafters: Sequence[Drafter],
+        budget: Budget,
+        vocab_size: int,
+        draw: TokenDraw | None = None,
+        takes_trees: Callable[[], bool] = lambda: True,
     ) -> None:
-        """`vocab_size` is the target's; `draw` is given to drafters that can draw their tokens."""
+        """`vocab_size` is the target's; `draw` is given to drafters that can draw their tokens. `takes_trees` tells
+        whether the target takes a tree in the next round; if not, the budget's depth limits its nodes.
+        """
         self._drafters = DrafterSet(drafters, vocab_size, draw)
         self._budget = budget
+        self._takes_trees = takes_trees
         self.expects_plain = not (drafters and budget.depth and budget.nodes)
         self._lengths = {drafter.name for drafter in drafters if drafter.confidence == "length"}
         self.decision = Decision("none", _REASON)
@@ -36,7 +44,7 @@ class FixedLength:
 
     def propose(self, tokens: Sequence[int], limit: Budget) -> Draft:
         depth, nodes = min(self._budget.depth, limit.depth), min(self._budget.nodes, limit.nodes)
-        is_chain = self._budget.nodes <= self._budget.depth
+        is_chain = self._budget.nodes <= self._budget.depth or not self._takes_trees()
         budget = Budget(min(depth, nodes), min(depth, nodes)) if is_chain else Budget(depth, nodes)
         if not (depth and nodes):
             return self._decide(NO_DRAFT)

@@ -29,6 +29,7 @@ class LoadOptions:
     mlock            keep the model in RAM; on MLX all memory of the GPU up to the size that the system recommends
     caches           conversations whose KV caches are kept, each of the whole context; also the limit of
                      parallel answers
+    tree_cache       one cache more, for a text that is alone: there its drafts may be trees
     exact            the text does not depend on what is drafted, at some cost in speed: kernels whose results do not
                      depend on the number of rows if there are some, else forwards of one width
     exact_width      rows of those forwards, 1, 2, 4 or 8; None: the cheapest by measurement. It changes the text
@@ -51,6 +52,7 @@ class LoadOptions:
     mmap: bool = True
     mlock: bool = False
     caches: int = 1
+    tree_cache: bool = False
     exact: bool = False
     exact_width: int | None = None
     batch_threads: int | None = None

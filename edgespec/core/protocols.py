@@ -194,6 +194,14 @@ class AsyncSession(Protocol):
 
 
 @runtime_checkable
+class Movable(Protocol):
+    """A session that shares forwards with others in chains, and may have trees while it is alone."""
+
+    def settle(self, *, alone: bool) -> None:
+        """Called between rounds: whether no other session is in use. `capabilities` may change. Raises BackendError."""
+
+
+@runtime_checkable
 class Storable(Protocol):
     """A session whose cache can be kept in a file."""
 

@@ -31,6 +31,7 @@ _HEADS = {
     "medusa": "trained Medusa heads: several tokens at once",
     "hydra": "trained Hydra heads",
 }
+LOOKUPS = ("ngram", "suffix")  # they copy earlier text, most often in one way
 RESERVED = {"auto", "autopilot", "none", "plain", "structure"}  # they mean something else where drafters are named
 
 

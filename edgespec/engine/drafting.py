@@ -38,17 +38,21 @@ def make_fixed_controller(
     vocab_size = target.capabilities.vocab_size
     if spec.is_plain or spec.draft_max is None:
         return FixedLength((), Budget(0, 0), vocab_size)
-    takes_tree = spec.is_tree and target.capabilities.tree
     nodes = spec.draft_max if spec.draft_tree is None else spec.draft_tree
-    budget = Budget(spec.draft_max, nodes if takes_tree else min(nodes, spec.draft_max))
-    return FixedLength(drafters, budget, vocab_size, draw)
+    budget = Budget(spec.draft_max, nodes if spec.is_tree else min(nodes, spec.draft_max))
+    return FixedLength(drafters, budget, vocab_size, draw, lambda: target.capabilities.tree)
 
 
 def make_adaptive_controller(
     stats: DraftStats, target: Session, drafters: Sequence[Drafter], draw: TokenDraw | None, sampling: str
 ) -> Adaptive:
     """The autopilot; `sampling` is the key under which acceptance is learned."""
-    limits = target.capabilities
     return Adaptive(
-        drafters, stats, sampling, limits.vocab_size, trees=limits.tree, draw=draw, peers=lambda: target.peers
+        drafters,
+        stats,
+        sampling,
+        target.capabilities.vocab_size,
+        takes_trees=lambda: target.capabilities.tree,
+        draw=draw,
+        peers=lambda: target.peers,
     )

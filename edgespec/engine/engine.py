@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from edgespec.backends import Model
 from edgespec.backends.attached_draft import AttachedDraft
 from edgespec.cancel import check_cancelled
 from edgespec.core.peers import YIELD, Yield
-from edgespec.core.protocols import Controller, Verifier
+from edgespec.core.protocols import Controller, Movable, Verifier
 from edgespec.core.sampling import Sampler
 from edgespec.engine.constraints import compile_constraint, constrain, list_unenforced
 from edgespec.engine.drafter_pool import DrafterPool
@@ -137,7 +137,9 @@ class Engine:
             controller, verifier = self._choose_controller(
                 generation, spec, slot, sampler, costs, can_pause=speculation is None
             )
-            yield from generation.run(slot.target, controller, verifier, costs)
+            settle = self._settler(slot, wants_trees=not spec.is_plain)
+            settle()
+            yield from generation.run(slot.target, controller, verifier, costs, settle)
         except (Cancelled, GeneratorExit) as stop:
             if slot is not None:  # drop a forward that was not committed
                 slot.target.rewind(slot.target.position)
@@ -277,6 +279,13 @@ class Engine:
             self._slots.discard(slot, error)
             raise
         return slot
+
+    def _settler(self, slot: Slot, *, wants_trees: bool) -> Callable[[], None]:
+        """Tells the target's session between rounds whether it is alone."""
+        target = slot.target
+        if not isinstance(target, Movable):
+            return lambda: None
+        return lambda: target.settle(alone=wants_trees and self._slots.is_alone(slot))
 
     def _take_notices(self) -> Iterator[str]:
         """What the user has to know after an answer, in sentences."""

@@ -73,10 +73,15 @@ class Generation:
         return self.reasoning is not None and self.reasoning.starts_inside(self.encoded.tail)
 
     def run(
-        self, session: Session, controller: Controller, verifier: Verifier, costs: CostModel | None
+        self,
+        session: Session,
+        controller: Controller,
+        verifier: Verifier,
+        costs: CostModel | None,
+        settle: Callable[[], None],
     ) -> Iterator[Event | Yield]:
         """Generate on `session`: PromptScores if wanted, PrefillProgress, then Steps, each followed by its tokens'
-        Pieces. If scores are wanted, those of the tokens in a Piece come before it.
+        Pieces. If scores are wanted, those of the tokens in a Piece come before it. `settle` is called after each step.
 
         Raises Cancelled, BackendError.
         """
@@ -114,6 +119,7 @@ class Generation:
                 if self._text.channel != phase:
                     phase = self._text.channel
                     controller.set_phase(phase)
+                settle()
         if self._text.stopped or ends.intersection(self.emitted[-1:]):
             self.reason = "stop"
 

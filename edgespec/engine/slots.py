@@ -135,6 +135,10 @@ class SlotPool:
         """Those that are not in use, the least recently used one first."""
         return [slot for slot in self._kept if not slot.is_taken]
 
+    def is_alone(self, slot: Slot) -> bool:
+        """Whether no other slot is in use."""
+        return not any(each.is_taken for each in self._kept if each is not slot)
+
     def describe(self) -> list[SlotState]:
         """The slots by number. Any thread may ask."""
         states = [

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from edgespec.backends import FileBackend
 from edgespec.export.plan import Draft, ExportPlan
 
-LOOKUPS = ("ngram", "suffix")
 MODELFILE, TENSORRT_FILE = "edgespec.Modelfile", "tensorrt-llm.yml"
 ALWAYS = ""  # the remark holds whatever drafts
 

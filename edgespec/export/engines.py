@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from edgespec.drafters.registry import LOOKUPS
 from edgespec.errors import InvalidRequest
-from edgespec.export.engine import ALWAYS, LOOKUPS, MODELFILE, TENSORRT_FILE, Choice, Engine
+from edgespec.export.engine import ALWAYS, MODELFILE, TENSORRT_FILE, Choice, Engine
 from edgespec.export.local_engines import (
     LLAMA_METHODS,
     OLLAMA_METHODS,

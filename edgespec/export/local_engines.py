@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
+from edgespec.drafters.registry import LOOKUPS
 from edgespec.errors import InvalidRequest
-from edgespec.export.engine import LOOKUPS, MODELFILE
+from edgespec.export.engine import MODELFILE
 from edgespec.export.plan import Draft, ExportPlan, Weights
 from edgespec.models.file_selection import parse_quant
 from edgespec.models.references import HubFile, HubQuant, HubReference, HubRepo, LocalPath, is_gguf_name

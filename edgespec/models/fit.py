@@ -55,6 +55,7 @@ class Fit:
     """The result of a memory check: tokens of context, KV caches of that size, and bytes.
 
     draft  of draft models and heads
+    tree_cache  of a cache more for a text that is alone, see LoadOptions
     own    of a target that workers share: this machine's part of `memory`, and its share of the target
     """
 
@@ -64,11 +65,12 @@ class Fit:
     draft: MemoryEstimate | None
     memory: Memory
     own: tuple[Memory, float] | None = None
+    tree_cache: MemoryEstimate | None = None
 
     @property
     def needed(self) -> int:
         """Bytes of target and draft together."""
-        return self.target.total + (self.draft.total if self.draft else 0)
+        return sum(each.total for each in (self.target, self.draft, self.tree_cache) if each is not None)
 
     @property
     def headroom(self) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgespec.backends import FileBackend
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.options import DEFAULT_CONTEXT, LoadOptions
+from edgespec.drafters.registry import LOOKUPS
 from edgespec.errors import DoesNotFit, InvalidModelFile, UnknownModel
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
@@ -17,7 +19,7 @@ from edgespec.models.adapted import describe_version, use_adapted
 from edgespec.models.draft_finder import DraftFinder
 from edgespec.models.draft_words import AUTO, parse_draft
 from edgespec.models.drafts import DrafterPlan, PlannedModel
-from edgespec.models.fit import Fit, check_fit, read_memory, score_bytes, shares_context
+from edgespec.models.fit import Fit, check_fit, estimate_memory, read_memory, score_bytes, shares_context
 from edgespec.models.gpu_layers import Placement, place_layers
 from edgespec.models.heads import KIND_NAMES, find_head, naming_heads
 from edgespec.models.hub import Hub
@@ -127,6 +129,8 @@ def plan(request: LoadConfig, registry: Registry, hub: Hub, *, opened: Plan | No
     options = _keep_flash_attention(replace(options, caches=fit.caches), facts, fit)
     if network is None:
         options = _place(options, facts, fit, opened.options if opened is not None and stays else None)
+    if network is None and backend == "llamacpp":
+        options, fit = _add_tree_cache(options, facts, fit, drafters)
     options = replace(options, mtp=backend == "llamacpp" and any(each.is_in_target for each in drafters))
     drafts = [each.model.reference for each in drafters if each.model and each.spec.name == "model"]
     acceptance = resolved.models.acceptance if resolved.models.draft in drafts else None
@@ -203,6 +207,22 @@ def _place(options: LoadOptions, target: ModelMetadata, fit: Fit, opened: LoadOp
 def _is_together(options: LoadOptions, target: ModelMetadata) -> bool:
     """Whether all caches of `target` are in one llama.cpp context."""
     return shares_context(target) and not options.exact
+
+
+def _add_tree_cache(
+    options: LoadOptions, target: ModelMetadata, fit: Fit, drafters: Sequence[DrafterPlan]
+) -> tuple[LoadOptions, Fit]:
+    """`options` and `fit` with a cache more for a text that is alone, if there is memory left and a draft grows trees.
+
+    Of lookups there are too few branches for it to pay.
+    """
+    grows_trees = any(each.spec.name not in LOOKUPS for each in drafters)
+    if fit.caches == 1 or not grows_trees or not _is_together(options, target):
+        return options, fit
+    one = estimate_memory(target, fit.context, options.kv_type, flash=options.flash_attention is not False)
+    needed = replace(fit, tree_cache=replace(one, weights=0))
+    spills = options.gpu_layers is not None or options.n_cpu_moe is not None  # layers have filled the accelerators
+    return (options, fit) if spills or not needed.fits else (replace(options, tree_cache=True), needed)
 
 
 def _keep_flash_attention(options: LoadOptions, target: ModelMetadata, fit: Fit) -> LoadOptions:

@@ -27,11 +27,14 @@ def format_plan(report: PlanReport) -> Iterator[str]:
 def _format_memory(report: PlanReport) -> Iterator[str]:
     planned, fit = report.planned, report.planned.fit
     draft = fit.draft.total if fit.draft is not None else 0
-    scratch = fit.needed - fit.target.weights - fit.target.kv - draft
+    trees = fit.tree_cache.total if fit.tree_cache is not None else 0
+    scratch = fit.needed - fit.target.weights - fit.target.kv - draft - trees
     yield (
         f"  target: weights {gib(fit.target.weights)}, "
         f"KV cache for {fit.context:,} tokens {gib(fit.target.kv)}, scratch memory {gib(scratch)}"
     )
+    if trees:
+        yield f"  a cache for trees, while one answer is written alone: {gib(trees)}"
     models = "draft models" if len(report.draft_models) > 1 else "draft model"
     if report.draft_models:
         own = draft - sum(cost.total for _, _, cost in report.heads)

@@ -169,7 +169,7 @@ def replay(controller: Controller, drafters: Sequence[ReplayDrafter], trace: Tra
 
 
 def adaptive(draft_stats: DraftStats, drafters: Sequence[Drafter], *, trees: bool = True) -> Adaptive:
-    return Adaptive([NgramDrafter(), *drafters], draft_stats, "greedy", VOCABULARY, trees=trees)
+    return Adaptive([NgramDrafter(), *drafters], draft_stats, "greedy", VOCABULARY, takes_trees=lambda: trees)
 
 
 def make_profile(clock: Clock, drafters: Sequence[str] = ("model",), most: int = 16) -> Profile:

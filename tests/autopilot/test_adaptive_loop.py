@@ -88,7 +88,7 @@ class Case:
         return found
 
     def controller(self, session: ToySession, drafters: list[Drafter], draft_stats: DraftStats) -> Adaptive:
-        return Adaptive(drafters, draft_stats, "toy", V, trees=session.capabilities.tree)
+        return Adaptive(drafters, draft_stats, "toy", V, takes_trees=lambda: session.capabilities.tree)
 
     def run(self, session: ToySession, controller: Adaptive, alarm: Alarm | None = None) -> list[Step]:
         verifier = SampleMatching(self.sampler, CounterRng(self.seed))
@@ -192,7 +192,7 @@ def test_sampled_chains_keep_the_distribution() -> None:
         random_source = CounterRng(seed)
         verifier = BlockVerification(sampler, random_source)
         text: list[int] = []
-        controller = Adaptive(drafters, draft_stats, "toy", 4, trees=True, draw=draw)
+        controller = Adaptive(drafters, draft_stats, "toy", 4, takes_trees=lambda: True, draw=draw)
         for event in speculate(session, controller, verifier, prompt, max_tokens=3, stop=frozenset()):
             if isinstance(event, Step):
                 text += event.tokens

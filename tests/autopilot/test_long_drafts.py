@@ -33,7 +33,7 @@ def run(texts: list[Trace], curve: str) -> np.ndarray:
     clock = Clock(CURVES[curve], 0.1, np.random.default_rng(0))
     draft_stats, speeds = DraftStats(Profile({rows: clock.curve(rows) for rows in ROWS})), []
     for text in texts:
-        controller = Listening([NgramDrafter()], draft_stats, "greedy", VOCABULARY, trees=True)
+        controller = Listening([NgramDrafter()], draft_stats, "greedy", VOCABULARY, takes_trees=lambda: True)
         speeds.append(count_plain_steps(text) / replay(controller, [], text, clock))
     return np.array(speeds)
 

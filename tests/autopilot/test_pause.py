@@ -72,7 +72,7 @@ def run(traces: list[Trace], clock: Clock, deciding_s: float, *, has_model: bool
     for trace in traces:
         model = ReplayDrafter(trace)
         drafters = [NgramDrafter(), model] if has_model else [NgramDrafter()]
-        controller = Slow(drafters, draft_stats, "greedy", VOCABULARY, trees=True)
+        controller = Slow(drafters, draft_stats, "greedy", VOCABULARY, takes_trees=lambda: True)
         controller.deciding_s = deciding_s
         speeds.append(count_plain_steps(trace) / (replay(controller, [model], trace, clock) + controller.own_s))
     return np.array(speeds)
@@ -115,7 +115,7 @@ def test_lookups_hear_of_every_token_that_went_by() -> None:
         lookup, model = Hearing(), ReplayDrafter(trace)
         for each in SAMPLED[:1], [trace]:  # the first text measures the own time
             lookup.emitted, lookup.n_outcomes = [], 0
-            controller = Slow([lookup], draft_stats, "greedy", VOCABULARY, trees=True)
+            controller = Slow([lookup], draft_stats, "greedy", VOCABULARY, takes_trees=lambda: True)
             controller.deciding_s = deciding_s
             replay(controller, [], each[0], clock)
         heard = trace.text[1 : 1 + len(lookup.emitted)]
@@ -132,7 +132,7 @@ def test_a_draft_model_that_pays_is_asked_where_steps_are_short() -> None:
     draft_stats = DraftStats(make_profile(clock))
     for trace in GREEDY * 2:
         model = ReplayDrafter(trace)
-        controller = Slow([NgramDrafter(), model], draft_stats, "greedy", VOCABULARY, trees=True)
+        controller = Slow([NgramDrafter(), model], draft_stats, "greedy", VOCABULARY, takes_trees=lambda: True)
         controller.deciding_s = 0.02
         replay(controller, [model], trace, clock)
         drafted.append(model.drafted)

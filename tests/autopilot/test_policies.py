@@ -77,7 +77,7 @@ def steady(*names: str) -> DraftStats:
 
 
 def adaptive(drafters: Sequence[Drafter], draft_stats: DraftStats, *, trees: bool = True) -> Adaptive:
-    return Adaptive(drafters, draft_stats, "greedy", V, trees=trees)
+    return Adaptive(drafters, draft_stats, "greedy", V, takes_trees=lambda: trees)
 
 
 def run(controller: Controller, *, drawn: bool = False) -> tuple[list[Step], list[str]]:

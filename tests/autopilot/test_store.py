@@ -211,7 +211,7 @@ def generated(draft_stats: DraftStats) -> list[int]:
     """A text of the toy model, with the autopilot over lookups and the model itself."""
     model = SequentialDrafter("model", ModelDraftSession(ToySession(MODEL, context_size=64), V))
     pard = BlockDrafter("pard", PardSession(ToySession(MODEL, context_size=64), V, mask_token=1))
-    controller = Adaptive([NgramDrafter(), model, pard], draft_stats, "sample at 0.0", V, trees=True)
+    controller = Adaptive([NgramDrafter(), model, pard], draft_stats, "sample at 0.0", V, takes_trees=lambda: True)
     session, verifier = ToySession(MODEL, context_size=64), SampleMatching(GREEDY, CounterRng(0))
     events = speculate(session, controller, verifier, PROMPT, max_tokens=14, stop=frozenset())
     return [token for event in events if isinstance(event, Step) for token in event.tokens]

@@ -57,7 +57,7 @@ def draft_with(rows: dict[int, float], kind: Kind) -> Recorder:
     stats = DraftStats(Profile(rows, {"model": DraftCost({1: 0.05}, 0.001)}))
     stats.costs = FixedCosts(stats.costs.profile)
     session, sampler = open_session(kind, model), Sampler(SamplingParams(temperature=0), V)
-    controller = Adaptive([drafter], stats, "toy", V, trees=session.capabilities.tree)
+    controller = Adaptive([drafter], stats, "toy", V, takes_trees=lambda: session.capabilities.tree)
     verifier = SampleMatching(sampler, CounterRng(1))
     for _ in speculate(session, controller, verifier, [1, 2, 3], max_tokens=80, stop=frozenset()):
         pass

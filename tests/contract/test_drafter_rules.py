@@ -60,7 +60,7 @@ DRAWING = {type(open_drafter(name)): name for name, spec in drafter_specs().item
 def make_controller(policy: str, drafter: Drafter, draw: RequestDraw) -> Controller:
     if policy == "fixed":
         return FixedLength([drafter], Budget(2, 2), V, draw)
-    return Adaptive([drafter], make_cheap_stats(drafter.name), "test", V, trees=True, draw=draw)
+    return Adaptive([drafter], make_cheap_stats(drafter.name), "test", V, takes_trees=lambda: True, draw=draw)
 
 
 def check_distribution(drafter: Drafter, rule: type[TokenRejection] | type[BlockVerification], policy: str) -> None:

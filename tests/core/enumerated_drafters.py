@@ -101,7 +101,7 @@ def make_adaptive(
         Profile({1: 1.0, 2: 1.01, 9: 1.1}, {"model": DraftCost({1: 0.2}), "block": DraftCost({1: 0.1, 2: 0.1})})
     )
     stats.costs = Still(stats.costs.profile)
-    return kind(drafters, stats, "toy", vocab_size, trees=True, draw=draw)
+    return kind(drafters, stats, "toy", vocab_size, takes_trees=lambda: True, draw=draw)
 
 
 def model_drafter(model: Target) -> SequentialDrafter:

@@ -28,6 +28,7 @@ class HiddenStates:
 
         An index equal to the layer count, or no index, means the final norm's output. Raises Unsupported.
         """
+        self._lib = lib
         api = lib.api
         model = api.llama_get_model(context)
         count: int = api.llama_model_n_layer(model)
@@ -39,6 +40,12 @@ class HiddenStates:
         self.width = len(self._layers) * self._size  # numbers a token
         self._readers = [_enable(context, layer, is_last=layer == count) for layer in self._layers]
         self._buffers: dict[int, Floats] = {}  # llama.cpp's, by address
+
+    def follow(self, context: int) -> HiddenStates:
+        """The same of a text that moves to another context of the model; `features` stay the same object."""
+        moved = HiddenStates(self._lib, context, self._layers)
+        moved.features = self.features
+        return moved
 
     def read(self, first: int, n: int) -> Floats:
         """[n, width] a copy of rows `first` to `first + n - 1` of the batch that was decoded last, without an error."""

@@ -7,11 +7,13 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from edgespec.backends import device_memory
 from edgespec.backends.attached_draft import AttachedDraft, AttachedHead, SelfDraftSpec
+from edgespec.backends.llamacpp.cells import Cells
 from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.embedder import LlamaEmbedder
 from edgespec.backends.llamacpp.library import Library, library, list_handles, place_tensors
@@ -22,6 +24,7 @@ from edgespec.backends.llamacpp.session import LlamaSession
 from edgespec.backends.llamacpp.tiles import amx_is_sound
 from edgespec.backends.llamacpp.tokenizer import LlamaTokenizer
 from edgespec.backends.llamacpp.tree_branches import TrimmableCache
+from edgespec.backends.llamacpp.tree_cache import TreeCache
 from edgespec.backends.options import STATE_SNAPSHOTS, LoadOptions, idle_cores
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.cancel import check_cancelled
@@ -51,13 +54,14 @@ class LlamaModel:
         self.tokenizer = LlamaTokenizer(api, api.llama_model_get_vocab(handle))
         self.context_size: int = options.context_for(api.llama_model_n_ctx_train(handle))
         self._shared_context: Context | None = None
+        self._tree_cache: TreeCache | None = None
         self.lends_cells = 0  # number of self-drafts that copy the cells of its sessions
         self.is_recurrent = bool(api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle))
         self.is_row_invariant = _is_row_invariant(lib, path, options)
 
     @property
     def no_tree_reason(self) -> str | None:
-        if self.has_streams:
+        if self.has_streams and not self.options.tree_cache:
             return f"its {self.options.caches} parallel answers have caches of their own"
         return "its state is recurrent" if self.is_recurrent else None
 
@@ -145,7 +149,10 @@ class LlamaModel:
             slots = self.options.caches
             cells = self.context_size * slots
             self._shared_context = self._open_context(cells, slots, has_streams=self.has_streams)
-        return self._open_session(LlamaSession, self._shared_context, self.context_size)
+            has_trees = self.has_streams and self.options.tree_cache
+            self._tree_cache = TreeCache(self._open_alone) if has_trees else None
+        opened = partial(LlamaSession, tree_cache=self._tree_cache)
+        return self._open_session(opened, self._shared_context, self.context_size)
 
     def open_as(self, kind: Callable[..., S], cells: int | None = None) -> S:
         """A session of class `kind` with a cache of its own, of at most `cells` tokens. Raises BackendError."""
@@ -182,6 +189,12 @@ class LlamaModel:
         if is_mtp:
             params.ctx_type = self._lib.api.LLAMA_CONTEXT_TYPE_MTP
         return context(self._lib, self._handle, params, vocab_size=self.tokenizer.vocab_size, **settings)
+
+    def _open_alone(self) -> Cells:
+        """The cells of a context for one session. Raises BackendError."""
+        context = self._open_context(self.context_size, 1)
+        slot = context.acquire()
+        return Cells(context, slot, self._make_rollback(context, slot.sequence))
 
     def _open_context(self, cells: int, slots: int, *, has_streams: bool = False) -> Context:
         params, vocab_size, has_trees = self._params(cells), self.tokenizer.vocab_size, not self.is_recurrent

@@ -62,7 +62,7 @@ class SharedKVSession(LlamaSession):
     def _sync(self) -> None:
         """Hold what the target holds, if it has changed."""
         target = self._target
-        if self._target_revision == target.revision or not self._context:
+        if self._target_revision == target.revision or self._is_closed:
             return
         self._target_revision = target.revision
         tokens = target.tokens

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from edgespec.backends.features import Features
+from edgespec.backends.llamacpp.cells import Cells
 from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.hidden_states import Floats, HiddenStates
 from edgespec.backends.llamacpp.library import Library
@@ -15,6 +17,7 @@ from edgespec.backends.llamacpp.native_context import MAX_TOKENS
 from edgespec.backends.llamacpp.rollback import Rollback
 from edgespec.backends.llamacpp.scores import LlamaScores, SequenceSlot
 from edgespec.backends.llamacpp.tree_branches import TrimmableCache
+from edgespec.backends.llamacpp.tree_cache import TreeCache
 from edgespec.backends.sequence import (
     cheap_prefill,
     check_committed,
@@ -47,11 +50,15 @@ class LlamaSession:
         rollback: Rollback,
         vocab_size: int,
         context_size: int,
+        tree_cache: TreeCache | None = None,
     ) -> None:
+        """`tree_cache`: where it may be while no other session of the context is in use."""
         self._lib, self.api = lib, lib.api  # llama.h's functions
-        self._context: Context | None = context
-        self._slot, self.sequence = slot, slot.sequence
-        self._rollback = rollback
+        self.home = self._cells = Cells(context, slot, rollback)
+        self._is_closed = False
+        self._tree_cache = tree_cache
+        if tree_cache is not None:
+            tree_cache.add(self)
         self.capabilities = Capabilities(vocab_size, context_size, rollback.tree)
         self.tokens: list[int] = []  # what the cache holds
         self.revision = 0  # grows with every change of them
@@ -61,9 +68,21 @@ class LlamaSession:
     @property
     def context(self) -> Context:
         """Raises BackendError once the session is closed."""
-        if self._context is None:
+        if self._is_closed:
             raise BackendError("the session is closed.")
-        return self._context
+        return self._cells.context
+
+    @property
+    def sequence(self) -> int:
+        return self._cells.sequence
+
+    @property
+    def _slot(self) -> SequenceSlot:
+        return self._cells.slot
+
+    @property
+    def _rollback(self) -> Rollback:
+        return self._cells.rollback
 
     @property
     def peers(self) -> BatchPeers:
@@ -100,7 +119,7 @@ class LlamaSession:
             check_cancelled()
             chunk = self._take_chunk(tokens, done)
             scores = context.stage_chain(self._slot, chunk, done, outputs=1, is_prefill=True)
-            if context.is_shared:
+            if self.home.context.is_shared:
                 yield YIELD
             self._wait(scores)
             scores.waited_s = scores.peer_wait_s = 0.0  # this call has waited, not a read of the scores
@@ -115,14 +134,16 @@ class LlamaSession:
 
     def adopt(self, other: Session, n: int) -> bool:
         context = self.context
-        if not isinstance(other, LlamaSession) or other is self or other.context is not context:
+        if not isinstance(other, LlamaSession) or other is self or other.home.context is not self.home.context:
             return False
         if self._slot.tap is not None:
             return False  # hidden states have to be computed
-        if context.has_streams and n <= cheap_prefill(self.capabilities.context_size):
+        if self.home.context.has_streams and n <= cheap_prefill(self.capabilities.context_size):
             return False  # the cells of a whole stream are copied
-        self.rewind(0)
         n = min(n, other.position)  # without the rows of a forward that is not committed
+        if other.context is not context:
+            return self._adopt_bytes(other, n)
+        self.rewind(0)
         end = -1 if context.has_streams else n  # llama.cpp copies whole streams, before the next decode
         self._lib.api.llama_memory_seq_cp(context.native.memory, other.sequence, self.sequence, 0, end)
         self.hold(other.tokens[:n])
@@ -224,27 +245,14 @@ class LlamaSession:
         return isinstance(self._rollback, TrimmableCache)
 
     def save_state(self, limit: int) -> memoryview | None:
-        api, handle, streams = self.api, self.context.native.handle, self.context.streams
         check_committed(self._pending, "it is saved")
-        is_here = bool(self.tokens) and (streams is None or self.sequence not in streams.copying)
-        size = api.llama_state_seq_get_size(handle, self.sequence) if is_here else 0
-        if not 0 < size <= limit:
-            return None
-        saved = bytearray(size)
-        buffer = (ctypes.c_uint8 * size).from_buffer(saved)
-        if api.llama_state_seq_get_data(handle, buffer, size, self.sequence) != size:
-            return None
-        return memoryview(saved) if streams is None else streams.cut_state(saved, self.sequence)
+        return self._cells.read(self.api, limit) if self.tokens else None
 
     def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool | None:
-        handle, streams = self.context.native.handle, self.context.streams
-        if streams is not None and self.sequence in streams.copying:
+        if self._cells.is_copying:
             return None  # the copy would overwrite it, or have it in place of the text
         self.rewind(0)
-        if streams is not None:
-            state = streams.pad_state(state)
-        buffer = (ctypes.c_uint8 * len(state)).from_buffer(state)
-        if not self.api.llama_state_seq_set_data(handle, buffer, len(state), self.sequence):
+        if not self._cells.write(self.api, state):
             self._rollback.reset()
             return False
         self.hold(tokens)
@@ -254,12 +262,38 @@ class LlamaSession:
         return True
 
     def close(self) -> None:
-        if (context := self._context) is not None:
-            self._context = None
-            context.flush(self._slot)
-            self._rollback.reset()
-            context.release(self._slot)
-            self._pending = None
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._cells.context.flush(self._slot)
+        self._rollback.reset()
+        self.home.context.release(self.home.slot)
+        if self._tree_cache is not None:
+            self._tree_cache.remove(self)
+        self._pending = None
+
+    def settle(self, *, alone: bool) -> None:
+        if self._tree_cache is not None:
+            self._tree_cache.settle(self, alone=alone)
+
+    def move(self, cells: Cells) -> bool:
+        """Copy the text to other cells, which are empty, and go on there; returns whether that was possible.
+
+        Not between forward and commit. Raises BackendError.
+        """
+        check_committed(self._pending, "it is moved")
+        if self._cells.is_copying or cells.is_copying:
+            return False
+        if self.tokens and ((state := self._cells.read(self.api)) is None or not cells.write(self.api, state)):
+            cells.rollback.reset()
+            return False
+        tap, self._slot.tap = self._slot.tap, None
+        if tap is not None:
+            cells.slot.tap = tap.follow(cells.context.native.handle)
+        self._rollback.reset()
+        self._cells = cells
+        self.capabilities = replace(self.capabilities, tree=cells.rollback.tree)
+        return True
 
     def save_cells(self, spare: int, positions: Sequence[range]) -> ctypes.Array[ctypes.c_uint8] | None:
         """Cells of the text in llama.cpp's format, read through a spare sequence; None if it cannot read them."""
@@ -271,6 +305,19 @@ class LlamaSession:
         n_read = api.llama_state_seq_get_data(native.handle, saved, size, spare)
         api.llama_memory_seq_rm(native.memory, spare, -1, -1)
         return saved if n_read == size else None
+
+    def _adopt_bytes(self, other: LlamaSession, n: int) -> bool:
+        """`adopt` from a session whose cells are in another context."""
+        if self._cells.is_copying or (state := other._cells.read(self.api)) is None:
+            return False
+        self.rewind(0)
+        if not self._cells.write(self.api, state):
+            self._rollback.reset()
+            return False
+        self.hold(other.tokens[:n])
+        self._rollback.rewind(n)  # it has rows of a forward too that is not committed
+        self._prompt = other._prompt if other._prompt is not None and other._prompt[0] <= n else None
+        return True
 
     def _stage(self, context: Context, root: int, draft: Draft) -> LlamaScores:
         tokens, position = [root, *draft.tokens.tolist()], len(self.tokens)
