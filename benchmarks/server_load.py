@@ -189,24 +189,30 @@ def start_front(server: Server) -> Iterator[Server]:
 @contextmanager
 def run_edgespec(checkout: Path, arguments: Sequence[str]) -> Iterator[int]:
     """The port of a new `edgespec serve`. What it keeps of the texts is removed at the end."""
-    with tempfile.TemporaryDirectory() as data:
-        process = subprocess.Popen(
-            [*EDGESPEC, "serve", "--port", "0", *arguments],
-            cwd=checkout,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(checkout), "EDGESPEC_DATA_DIR": data},
-        )
-        try:
-            assert process.stdout is not None
-            port = re.search(r"http://[^\s;]+:(\d+)", process.stdout.readline())
-            if port is None:
-                raise click.ClickException("edgespec serve did not start; run it alone to see why.")
-            yield int(port[1])
-        finally:
-            process.terminate()
-            process.wait(30)
+    with tempfile.TemporaryDirectory() as data, serve_in(data, checkout, arguments) as (port, _):
+        yield port
+
+
+@contextmanager
+def serve_in(data: str, checkout: Path, arguments: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """The port and process id of a new `edgespec serve`, which keeps texts in the folder `data`."""
+    process = subprocess.Popen(
+        [*EDGESPEC, "serve", "--port", "0", *arguments],
+        cwd=checkout,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(checkout), "EDGESPEC_DATA_DIR": data},
+    )
+    try:
+        assert process.stdout is not None
+        port = re.search(r"http://[^\s;]+:(\d+)", process.stdout.readline())
+        if port is None:
+            raise click.ClickException("edgespec serve did not start; run it alone to see why.")
+        yield int(port[1]), process.pid
+    finally:
+        process.terminate()
+        process.wait(30)
 
 
 @contextmanager

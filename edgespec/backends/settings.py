@@ -11,6 +11,9 @@ from edgespec.backends.options import LoadOptions
 
 ROOM = 72  # cells behind the text, for the rows of a forward
 _LONG, _SHORT = 1500, 100  # tokens of context at which settings are measured
+LONGEST = _LONG + ROOM
+"""Cells of a context in which settings are measured, at most; two are open at a time."""
+
 _MIN_LONG = 192  # below it attention takes too little of a forward to be measured
 
 

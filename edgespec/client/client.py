@@ -47,9 +47,19 @@ class EngineClient(ABC):
         """Why the engine has ended by itself while no stream was there to tell it; once for each end."""
         return None
 
-    def open(self, config: LoadConfig, reporter: Reporter, settings_s: float | None = None) -> Stream[ModelInfo]:
-        """Open a model instead of the present one, which stays open if that fails. `settings_s`: see Loader."""
-        return self.call("open", config, settings_s, reporter=reporter)
+    def open(
+        self,
+        config: LoadConfig,
+        reporter: Reporter,
+        settings_s: float | None = None,
+        *,
+        measures_later: bool = False,
+    ) -> Stream[ModelInfo]:
+        """Open a model instead of the present one, which stays open if that fails.
+
+        `settings_s`: see Loader. `measures_later`: a request waits, so that measurements are left for idle time.
+        """
+        return self.call("open", config, settings_s, measures_later, reporter=reporter)
 
     def change_draft(self, config: LoadConfig, reporter: Reporter) -> Stream[ModelInfo]:
         """Open another draft for the model. On failure the present draft stays."""

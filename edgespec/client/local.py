@@ -57,23 +57,27 @@ class Notices(Quiet):
 # has it alone. `count` has a thread of its own.
 _AT_ONCE = ("speculate", "draft_stats", "devices", "slots")
 _SHARES = ("stream", "embed")
+_MOST_UNMEASURED = 8  # answers after a load that measures later, before it is done between two of them
 
 
 class LocalEngine(EngineClient):
     """Commands of one process use it directly; EngineProcess runs one in a process of its own."""
 
     def __init__(self, after_turn: Callable[[], None] = lambda: None, *, uses_idle_time: bool = False) -> None:
-        """`after_turn`: see Worker. `uses_idle_time`: whether to search for a self-draft between answers."""
+        """`after_turn`: see Worker. `uses_idle_time`: whether to measure and to search for a self-draft between
+        answers.
+        """
         self.loaded: LoadedModel | None = None
         self._learner: Learner | None = None
         self._activity = Activity()
-        self._worker = Worker(after_turn, self._set_idle, self._search if uses_idle_time else None)
+        self._worker = Worker(after_turn, self._set_idle, self._use_idle_time if uses_idle_time else None)
         self._reader = Worker()  # counts the tokens of prompts while the other generates
         self._free: tuple[DeviceMemory, ...] = ()
         self._notices = Notices()  # for the next generation
         self._look_s = 0.0  # when to look for another version of an adapted draft
         self._is_closed = False
         self._answered: LoadedModel | None = None
+        self._n_running = self._n_unmeasured = 0  # answers that run, and those since a load that measures later
         self._searched: LoadedModel | None = None  # for which a search for a self-draft has ended, well or badly
 
     @property
@@ -110,8 +114,8 @@ class LocalEngine(EngineClient):
         with reporting(reporter or QUIET):
             return self.submit(lambda: work(*arguments), shares=method in _SHARES)
 
-    def _open(self, config: LoadConfig, settings_s: float | None) -> Iterator[ModelInfo]:
-        loader, present = Loader(settings_s), self.loaded
+    def _open(self, config: LoadConfig, settings_s: float | None, measures_later: bool) -> Iterator[ModelInfo]:
+        loader, present = Loader(settings_s, measures_later), self.loaded
         if present is not None:
             loader.prepare(config, present)  # what cannot be opened leaves the present model open
             self._close_model()
@@ -134,9 +138,14 @@ class LocalEngine(EngineClient):
 
     def _stream(self, request: Request, speculation: Speculation | None) -> Iterator[Event | Yield]:
         yield from self._notices.take()
+        if self._n_unmeasured >= _MOST_UNMEASURED and not self._n_running:
+            self._measure_pending()  # there was no idle time
+        self._n_running += 1
         try:
             yield from self.require_loaded().engine.generate(request, speculation)
         finally:
+            self._n_running -= 1
+            self._n_unmeasured += 1
             self._answered = self.loaded
             self._refresh_devices()
 
@@ -149,7 +158,7 @@ class LocalEngine(EngineClient):
 
     def _draft_stats(self) -> DraftStats | None:
         engine = self.require_loaded().engine
-        return engine.draft_stats if engine.has_draft_stats else None
+        return engine.draft_stats if self.require_loaded().has_costs else None
 
     def _slots(self) -> Sequence[SlotState]:
         return self.require_loaded().engine.slots
@@ -222,6 +231,19 @@ class LocalEngine(EngineClient):
             self._reader.call(lambda: None)  # what reads a prompt of this model ends first
             loaded.save_stats()
             loaded.engine.close()
+
+    def _use_idle_time(self) -> None:
+        try:
+            self._measure_pending()
+        except EdgespecError as error:  # nobody waits for it
+            _log.debug("nothing was measured: %s", error)
+        self._search()
+
+    def _measure_pending(self) -> None:
+        """Measure what the load of the open model has left out. Raises Cancelled."""
+        if (loaded := self.loaded) is not None:
+            loaded.measure_pending()
+            self._n_unmeasured = 0
 
     def _search(self) -> None:
         """Search for a self-draft of a model that has answered. A request interrupts it; the next idle time goes on."""

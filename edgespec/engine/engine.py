@@ -222,14 +222,9 @@ class Engine:
 
     @contextmanager
     def _borrow_slot(self) -> Iterator[Slot]:
-        slot = self._slots.acquire(())
-        if slot is None:
-            raise BackendError("all slots are in use.")
-        try:
+        with self._slots.borrow() as slot:
             self._drafters.open_missing(slot)
             yield slot
-        finally:
-            self._slots.release(slot, [])
 
     def close(self) -> None:
         """Free everything; later requests are refused."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from edgespec.autopilot.stats import DraftStats
@@ -11,14 +11,13 @@ from edgespec.backends.fixed_width import FixedWidthModel
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.engine.engine import Engine
 from edgespec.engine.model_info import ModelInfo
+from edgespec.engine.pending_measurements import ASSUMED, PROFILE_S, PendingMeasurements
 from edgespec.machines.memory import DeviceMemory
 from edgespec.models.adapted import is_outdated, mark_seen
 from edgespec.models.file_facts import describe_file
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan
 from edgespec.models.registry import SamplingDefaults
-
-_PROFILE_S = 0.4  # of measuring a new pair of models, or a known one under new settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +30,7 @@ class LoadedModel:
     settings  of the runtime, as measured; None if nothing was measured
     config    what was asked for
     plan      what was loaded, with the versions of adapted drafts; None for the toy runtime
+    pending   what was not measured at the load
     """
 
     engine: Engine
@@ -41,13 +41,14 @@ class LoadedModel:
     settings: RuntimeSettings | None
     config: LoadConfig
     plan: Plan | None
+    pending: PendingMeasurements = field(default_factory=PendingMeasurements)
 
     def describe(self, devices: tuple[DeviceMemory, ...]) -> ModelInfo:
         """`info` with the values that change while the model is open. It reads nothing of the runtime."""
         engine = self.engine
         return replace(
             self.info,
-            plain_speed=1 / engine.draft_stats.costs.seconds(1) if engine.has_draft_stats else None,
+            plain_speed=1 / engine.draft_stats.costs.seconds(1) if self.has_costs else None,
             speculation=engine.speculation,
             is_paused=engine.is_paused,
             devices=devices,
@@ -66,8 +67,15 @@ class LoadedModel:
             return self
         return replace(self, plan=replace(self.plan, drafters=tuple(map(mark_seen, self.plan.drafters))))
 
-    def measure_missing(self) -> None:
-        """Give the engine what is stored of these models; measure now what the autopilot needs and is not stored."""
+    @property
+    def has_costs(self) -> bool:
+        """Whether what the autopilot knows was measured."""
+        return self.engine.has_draft_stats and not self.pending.costs
+
+    def measure_missing(self, *, later: bool = False) -> None:
+        """Give the engine what is stored of these models; measure now what the autopilot needs and is not stored, or
+        `later`, with assumed costs until then.
+        """
         engine, speculation = self.engine, self.engine.speculation
         if not speculation.drafters or self.store is None:
             return
@@ -76,12 +84,19 @@ class LoadedModel:
             engine.draft_stats = stored  # for a fixed length too: /spec auto may come later
             if speculation.is_adaptive:
                 engine.measure_missing()
+        elif speculation.is_adaptive and later:
+            engine.draft_stats, self.pending.costs = DraftStats(ASSUMED), True
         elif speculation.is_adaptive:
-            engine.draft_stats = DraftStats(engine.measure(_PROFILE_S))
+            engine.draft_stats = DraftStats(engine.measure(PROFILE_S))
+
+    def measure_pending(self) -> None:
+        """Measure what the load has left out. Raises Cancelled."""
+        if self.plan is not None:
+            self.pending.measure(self.engine, self.target_path, self.plan)
 
     def save_stats(self) -> None:
         """Store what the autopilot has learned, for the next process."""
-        if self.store is not None and self.engine.has_draft_stats:
+        if self.store is not None and self.has_costs:
             self.store.save(self.key, self.engine.draft_stats)
 
 

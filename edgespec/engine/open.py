@@ -18,7 +18,7 @@ from edgespec.engine.loaded_drafter import identify_drafters
 from edgespec.engine.loaded_model import LoadedModel, describe_model
 from edgespec.engine.open_memory import open_memory, open_prefixes
 from edgespec.engine.open_toy import open_toy
-from edgespec.engine.runtime_settings import apply_settings, choose_settings
+from edgespec.engine.runtime_settings import apply_settings, choose_settings, find_settings
 from edgespec.engine.selfdraft_choice import choose_self_draft, set_self_draft
 from edgespec.engine.team import check_ranks, load_leading
 from edgespec.errors import EdgespecError
@@ -54,9 +54,11 @@ class Loader:
     """Loads models from the registry and the hub of this machine. Every method raises any EdgespecError, Cancelled.
 
     settings_s  for measuring the runtime's settings again; None: only if they are not known
+    measures_later  whether what is not known is measured in idle time, see PendingMeasurements
     """
 
     settings_s: float | None = None
+    measures_later: bool = False
     registry: Registry = field(default_factory=load_registry)
     hub: Hub = field(default_factory=Hub.from_environment)
 
@@ -70,14 +72,18 @@ class Loader:
         path = fetch_source(plan.target, self.hub)
         with ExitStack() as undo:
             model = undo.enter_context(closing(_load_target(path, plan)))
-            settings = choose_settings(model, path, plan, self.settings_s)
+            if self.measures_later:
+                settings = find_settings(model, path, plan)
+            else:
+                settings = choose_settings(model, path, plan, self.settings_s)
             if (memory := open_memory(config.memory, model, plan.name)) is not None:
                 undo.callback(memory.close)
             loaded = self._add_drafters(Target(model, path, settings, memory), config, plan)
             undo.callback(loaded.engine.release_draft)
             for text in find_ignored_options(loaded.engine.target, loaded.engine.speculation, plan, config):
                 notice(text)
-            loaded.measure_missing()
+            loaded.measure_missing(later=self.measures_later)
+            loaded.pending.settings = settings is None and self.measures_later
             undo.pop_all()
         return loaded
 

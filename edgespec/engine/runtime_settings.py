@@ -14,23 +14,41 @@ from edgespec.models.plan import Plan
 _SETTINGS_S = 0.4  # of measuring at the first load
 
 
-def choose_settings(target: Model, path: Path, planned: Plan, seconds: float | None) -> RuntimeSettings | None:
-    """Have `target` use the stored settings, or measure them; None if the runtime's own are used.
+def find_settings(target: Model, path: Path, planned: Plan) -> RuntimeSettings | None:
+    """Have `target` use the stored settings; None if there are none, or its runtime has none to choose."""
+    settings = SettingsStore(path).load(planned.backend, planned.options) if isinstance(target, LlamaModel) else None
+    if settings is not None and isinstance(target, LlamaModel):
+        target.use(settings)
+    return settings
 
-    With `seconds` they are measured for that long, known or not; stored ones stay if that is too short. The first
-    load stores the runtime's own if its time is too short: another setting is another rounding, so a model keeps
-    what it began with until somebody measures again. Raises CacheError, Cancelled.
+
+def measure_settings(target: Model, path: Path, planned: Plan, seconds: float | None = None) -> RuntimeSettings | None:
+    """Measure and store the settings, for `seconds` or a usual time; None if there is nothing to choose.
+
+    Stored ones stay if the time is too short to measure any. The first measurement stores the runtime's own then:
+    another setting is another rounding, so a model keeps what it began with until somebody measures again. Raises
+    CacheError, Cancelled.
     """
     if not isinstance(target, LlamaModel):  # which alone has settings
         return None
     store = SettingsStore(path)
-    settings = store.load(planned.backend, planned.options)
+    measured = target.measure_settings(_SETTINGS_S if seconds is None else seconds)
+    known = store.load(planned.backend, planned.options)
+    if measured is None or (known is not None and not measured.describe()):
+        return known
+    store.save(planned.backend, planned.options, measured)
+    return measured
+
+
+def choose_settings(target: Model, path: Path, planned: Plan, seconds: float | None) -> RuntimeSettings | None:
+    """Have `target` use the stored settings, or measure them, for `seconds` if given; None for the runtime's own.
+
+    Raises CacheError, Cancelled.
+    """
+    settings = find_settings(target, path, planned)
     if settings is None or seconds is not None:
-        measured = target.measure_settings(_SETTINGS_S if seconds is None else seconds)
-        if measured is not None and (settings is None or measured.describe()):
-            store.save(planned.backend, planned.options, measured)
-            settings = measured
-    if settings is not None:
+        settings = measure_settings(target, path, planned, seconds)
+    if settings is not None and isinstance(target, LlamaModel):
         target.use(settings)
     return settings
 

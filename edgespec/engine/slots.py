@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from edgespec.backends.sequence import cheap_prefill, shared_prefix
@@ -19,6 +19,7 @@ from edgespec.memory.memory import Memory
 from edgespec.memory.prefix_files import FILE_BYTES, LEAST_TOKENS, PrefixFiles, SavedText
 
 _MAX_GIVEN = 8
+_MOST_BORROWED = 2**34  # bytes of a cache that is kept aside
 
 
 @dataclass(eq=False)
@@ -113,6 +114,28 @@ class SlotPool:
         found.owner, found.loss = owner, None
         self._kept = [*(slot for slot in self._kept if slot is not found), found]
         return found
+
+    @contextmanager
+    def borrow(self) -> Iterator[Slot]:
+        """A slot for measurements. What its cache holds of a text is put back at the end, if it can be saved.
+
+        Raises BackendError if all slots are in use.
+        """
+        free = self.free
+        slot = next((each for each in free if not each.tokens), None) or self._open_another(free)
+        if slot is None:
+            raise BackendError("all slots are in use.")
+        if slot not in self._kept:
+            self._kept.insert(0, slot)
+        target, tokens = slot.target, slot.tokens[: slot.target.position]
+        state = target.save_state(_MOST_BORROWED) if tokens and isinstance(target, Storable) else None
+        slot.is_taken = True
+        try:
+            yield slot
+        finally:
+            slot.is_taken = False
+            is_back = state is not None and isinstance(target, Storable) and target.restore_state(tokens, state)
+            slot.tokens = slot.tokens if is_back else []
 
     def release(self, slot: Slot, tokens: list[int]) -> None:
         """End the use of a slot, whose text is `tokens` now; of one that was cancelled it holds the beginning."""

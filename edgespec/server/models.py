@@ -162,7 +162,7 @@ class Models:
         try:
             async with self._opening:  # one load at a time, since it may unload another model
                 await self._evict_for(slot)
-                return await slot.open()
+                return await slot.open(measures_later=not self.is_preloading)
         except Exception as error:
             reason = error.message if isinstance(error, EdgespecError) else reason_of(error)
             self._server_metrics.metric("failed_opens", slot.name).inc()

@@ -227,15 +227,15 @@ class ModelSlot(Slot):
         """Whether the engine process has given none for so long that it is not well."""
         return self.silent_s >= min(_STALLED_S, self._policy.max_silence_s / 2)
 
-    async def open(self) -> ModelInfo:
-        """Load the model. Raises any EdgespecError."""
+    async def open(self, *, measures_later: bool) -> ModelInfo:
+        """Load the model; see EngineClient.open. Raises any EdgespecError."""
         if self.client is None:
             self.client = EngineProcess(
                 "The next request loads it again.",
                 self._policy.max_silence_s,
                 lambda death: self._server_metrics.note_death(self.name, death),
             )
-        model_info = await self.client.open(self.config, self._server_metrics).wait()
+        model_info = await self.client.open(self.config, self._server_metrics, measures_later=measures_later).wait()
         self._server_metrics.metric("opens", self.name).inc()
         self._server_metrics.notice(f"{self.name}: loaded, with a context of {model_info.context_size:,} tokens")
         self.limiter.resize(model_info.max_concurrency)
