@@ -10,8 +10,8 @@ from tests.gguf_models import REPOSITORY
 
 @pytest.mark.parametrize("package", ["benchmarks", "laboratory"])
 def test_every_program_is_run_by_a_test(package: str) -> None:
-    """But by the one that builds llama.cpp for a device in software, for minutes. Tests may call parts of a laboratory's
-    program, whose whole takes the models of a machine.
+    """But by the one that builds llama.cpp for a device in software, for minutes. Of a program of the laboratory, which
+    may take the models of a machine, tests may call parts.
     """
     tests = "".join(file.read_text() for file in (REPOSITORY / "tests").rglob("test_*.py"))
     files = [file for file in (REPOSITORY / package).rglob("*.py") if '__name__ == "__main__"' in file.read_text()]
