@@ -166,7 +166,7 @@ def _name_target(pair: AdaptedPair) -> str | None:
 )
 @rare_option("--epochs", type=click.IntRange(1, 1000), default=3, help="Times to read the texts.")
 @rare_option("--learning-rate", type=FloatRange(1e-8, 1), default=TrainOptions().learning_rate)
-@click.option("--minutes", type=FloatRange(0.1), help="Train no longer than this.")
+@click.option("--minutes", type=FloatRange(0.1), help="Take no longer than this, all in all.")
 @click.option("--documents/--no-documents", default=True, help="Learn from added documents too.")
 @rare_option(
     "--newest",
@@ -199,13 +199,13 @@ def train_command(
     from edgespec.cli.engine import run_work
     from edgespec.folders import memory_folder
     from edgespec.train.learn import is_on_battery
-    from edgespec.train.options import Throttle, lower_priority
+    from edgespec.train.options import Allowance, Throttle, lower_priority
     from edgespec.train.run import AdaptConfig, Adapter, plan_training
     from edgespec.train.trainee import notice_slow_blas
 
     train = TrainOptions(learning_rate=learning_rate, epochs=epochs)
     limit_s = inf if minutes is None else 60 * minutes
-    throttle = Throttle(limit_s, must_stop=(lambda: False) if on_battery else is_on_battery)
+    throttle = Throttle(Allowance(limit_s), must_stop=(lambda: False) if on_battery else is_on_battery)
     config = AdaptConfig(load_config(model, options), method, train, documents, throttle, newest)
     (registry, hub), drafts, reporter = open_hub(), open_drafts(), TrainingReporter()
     with reporting(reporter):

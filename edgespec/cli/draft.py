@@ -194,11 +194,11 @@ def train_command(
     from edgespec.cli.engine import run_work
     from edgespec.train.learn import is_on_battery
     from edgespec.train.new_head import HeadConfig, HeadTrainer
-    from edgespec.train.options import Throttle, lower_priority
+    from edgespec.train.options import Allowance, Throttle, lower_priority
     from edgespec.train.trainee import notice_slow_blas
 
     questions = [prompt.turns[0] for file in files for prompt in read_prompts(file)]
-    throttle = Throttle(60 * minutes, must_stop=(lambda: False) if on_battery else is_on_battery)
+    throttle = Throttle(Allowance(60 * minutes), must_stop=(lambda: False) if on_battery else is_on_battery)
     config = HeadConfig(load_config(model, options), questions, tokens, throttle=throttle)
     reporter = TrainingReporter()
     lower_priority()

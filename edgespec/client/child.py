@@ -90,6 +90,7 @@ class Outbox:
         self._link = link
         self._lock = threading.RLock()
         self._events: dict[int, list[Any]] = {}
+        self._begun: set[int] = set()  # streams whose first text was sent
         self._sent_s = 0.0  # when text was sent last
 
     def put(self, number: int, events: Sequence[Any], *, takes_turns: bool) -> None:
@@ -100,16 +101,23 @@ class Outbox:
                 self.flush()
 
     def flush_after_turn(self) -> None:
-        """All running jobs have advanced, and the next forward begins. Text that soon follows text waits for more."""
+        """All running jobs have advanced, and the next forward begins. Text that soon follows text waits for more, but
+        for the first of a stream.
+        """
         with self._lock:
-            if self._events and perf_counter() - self._sent_s >= _SEND_EVERY_S:
-                if any(isinstance(event, Piece) for events in self._events.values() for event in events):
+            if not self._events:
+                return
+            speaking = {n for n, events in self._events.items() if any(isinstance(each, Piece) for each in events)}
+            if perf_counter() - self._sent_s >= _SEND_EVERY_S or not speaking <= self._begun:
+                if speaking:
                     self._sent_s = perf_counter()
+                self._begun |= speaking
                 self.flush()
 
     def flush(self, *end: Any) -> None:
         """Send the events, if only as a sign of life, and the end of a stream: its number, error and the model."""
         with self._lock:
+            self._begun -= set(end[:1])
             message = Update(self._events, *end)
             self._events = {}
             with suppress(OSError):  # the parent has died

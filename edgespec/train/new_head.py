@@ -27,7 +27,7 @@ from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import plan
 from edgespec.models.resolve import fetch_source
 from edgespec.models.versions import FIRST, NO_BASE, OWN_TEXTS, RUN, AdaptedPair
-from edgespec.progress import QUIET, reporting
+from edgespec.progress import QUIET, notice, reporting
 from edgespec.train.evaluate import Matrix, expected_tokens, find_rounds
 from edgespec.train.options import CHECKPOINT, Throttle, TrainOptions
 from edgespec.train.own_texts import ConversationFile, write_conversations
@@ -40,8 +40,9 @@ _CONTEXT = 1024  # tokens of a conversation
 _STREAMS = 8  # conversations that are written at once
 _LEAST = 10_000  # tokens of answers to train on
 _EACH, _MOST = 5, 60  # one conversation of so many is held out, and so many at most
-_WRITING, _READING, _TRAINING = 0.25, 0.25, 0.5  # shares of the time
+_WRITING, _READING = 0.25, 0.25  # shares of the time; training has the rest
 _EPOCHS = 8
+_RATED = 400  # tokens, after which the rate of writing is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class HeadTrainer(Training):
         path = fetch_source(planned.target, self.hub)
         pair = self.drafts.new_head(path, planned.backend)
         folder = pair.folder / RUN
+        if not (pair.folder / OWN_TEXTS).exists():
+            _check_tokens(config.n_tokens)
         with throttle.pausing(), open_run(folder), ExitStack() as opened:
             target = self.open_target(planned, path, opened)
             check_target(target, path, planned.fit.memory.usable - planned.fit.target.total)
@@ -96,11 +99,11 @@ class HeadTrainer(Training):
                 train=train,
                 held_out=held_out,
                 options=replace(config.train, start=f"version {pair.active_number()}, {len(train)} texts"),
-                throttle=replace(throttle, limit_s=_TRAINING * throttle.limit_s),
+                throttle=throttle,
                 folder=folder,
                 reading=self.reporter.reading,
                 # A training that has begun goes on with what it had read.
-                reading_s=0.0 if has_begun else _READING * throttle.limit_s,
+                reading_s=0.0 if has_begun else _READING * throttle.allowance.limit_s,
             )
             return self._train(materials, pair, planned.name, opened)
 
@@ -140,6 +143,7 @@ class HeadTrainer(Training):
             base=NO_BASE,
             target=target,
             options={"rival": base, **asdict(materials.options)},
+            allowance=materials.throttle.allowance,
         )
         goes_on = done.card is None and active is None
         with report_unwritable(first):
@@ -156,14 +160,22 @@ class HeadTrainer(Training):
 
         Raises InvalidRequest on battery.
         """
-        throttle, began_s, limit_s = config.throttle, monotonic(), _WRITING * config.throttle.limit_s
-        engine = Engine(target, (), Speculation(), _STREAMS)
+        is_told = False
+        throttle, began_s, limit_s = config.throttle, monotonic(), _WRITING * config.throttle.allowance.limit_s
+        engine, n_before = Engine(target, (), Speculation(), _STREAMS), file.n_tokens
         n_streams, questions = min(_STREAMS, engine.max_concurrency), file.list_unanswered(config.questions)
         try:
             for each in write_conversations(engine, questions, file.next_seed, n_streams):
                 file.add(each)
-                n = file.n_tokens
-                share = max(n / config.n_tokens, min((monotonic() - began_s) / limit_s, n / (2 * _LEAST)))
+                n, taken_s = file.n_tokens, monotonic() - began_s
+                if not is_told and (whole_s := 2 * _LEAST * taken_s / max(1, n - n_before)) > limit_s:
+                    is_told = n - n_before > _RATED
+                    if is_told:
+                        notice(
+                            f"This run takes longer than it may: the {2 * _LEAST:,} tokens that are needed take about"
+                            f" {whole_s / 60:.0f} minutes to write."
+                        )
+                share = max(n / config.n_tokens, min(taken_s / limit_s, n / (2 * _LEAST)))
                 self.reporter.writing(min(share, 1.0), n)
                 if share >= 1:
                     break
@@ -171,6 +183,15 @@ class HeadTrainer(Training):
                     raise stopped_on_battery(f"the writing stopped after {n:,} tokens")
         finally:
             engine.release_draft()
+
+
+def _check_tokens(n: int) -> None:
+    """Raise InvalidRequest if `n` tokens of answers leave too few to train on."""
+    if n * (_EACH - 1) < _LEAST * _EACH:
+        raise InvalidRequest(
+            f"{n:,} tokens of answers are too few: {_LEAST:,} to train on are needed, and a fifth of all is held out.",
+            hint=f"Use --tokens {_LEAST * _EACH // (_EACH - 1)} or more.",
+        )
 
 
 def prepare_first(materials: Materials, path: Path) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from time import sleep
+from time import monotonic, sleep
 from typing import Literal, get_args
 
 from edgespec.cancel import Check, cancellable, check_cancelled, current_check
@@ -61,16 +61,41 @@ def lower_priority() -> None:
         os.nice(_NICENESS)
 
 
+class Allowance:
+    """The time that a run may take from now on, all its parts together; pauses come on top.
+
+    reserve_s  seconds that are kept for what follows the training
+    """
+
+    def __init__(self, limit_s: float = inf) -> None:
+        self.limit_s, self.reserve_s = limit_s, 0.0
+        self._end_s = monotonic() + limit_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left, the reserve not counted."""
+        return self._end_s - monotonic() - self.reserve_s
+
+    @contextmanager
+    def extended(self) -> Iterator[None]:
+        """What happens within takes nothing of it."""
+        start_s = monotonic()
+        try:
+            yield
+        finally:
+            self._end_s += monotonic() - start_s
+
+
 @dataclass(frozen=True, slots=True)
 class Throttle:
     """When training may compute: not while this machine answers, not on battery, not longer than its user allows.
 
-    limit_s    seconds of training steps; pauses, and what is read before and between them, come on top
+    allowance  the time of the whole run
     must_wait  whether something more urgent runs on the machine
     must_stop  whether its power is too dear; give `lambda: False` to train on battery too
     """
 
-    limit_s: float = inf
+    allowance: Allowance = field(default_factory=Allowance)
     must_wait: Callable[[], bool] = is_any_engine_working
     must_stop: Callable[[], bool] = is_on_battery
 
@@ -86,14 +111,17 @@ class Throttle:
 
     def _wait(self, check: Check) -> None:
         check()
-        while self.must_wait():
-            sleep(_POLL_S)
-            check()
+        if not self.must_wait():
+            return
+        with self.allowance.extended():
+            while self.must_wait():
+                sleep(_POLL_S)
+                check()
 
-    def before_step(self, trained_s: float) -> StopReason | None:
-        """Return when the next step may begin, or why none may, after `trained_s` of training. Raises Cancelled."""
+    def before_step(self) -> StopReason | None:
+        """Return when the next step may begin, or why none may. Raises Cancelled."""
         self.wait()
-        if trained_s >= self.limit_s:
+        if self.allowance.left_s <= 0:
             return "time"
         return "battery" if self.must_stop() else None
 

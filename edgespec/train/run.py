@@ -6,10 +6,11 @@ both drafts are compared on the conversations that were held out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any, Protocol
 
 from edgespec.backends import Model, open_model
@@ -27,13 +28,14 @@ from edgespec.models.versions import RUN, AdaptedDrafts, AdaptedPair, Card, Gain
 from edgespec.progress import Reporter, loading
 from edgespec.train.evaluate import Matrix, Return, compare, expected_tokens, require_positions, return_to_best
 from edgespec.train.memory_estimate import estimate_training_bytes
-from edgespec.train.options import Progress, StopReason, Throttle, TrainOptions, Weights
+from edgespec.train.options import Allowance, Progress, StopReason, Throttle, TrainOptions, Weights
 from edgespec.train.parts import BATCH_TOKENS
 from edgespec.train.run_folder import open_run
 from edgespec.train.texts import TrainingText, count_tokens, read_texts, split_texts
 from edgespec.train.trainee import RANK, TRAINED, Materials, Trainee, measure_draft, open_trainee
 from edgespec.units import gib
 
+_READING = 0.4  # of the time, in which the target reads the texts
 _LORA_ABOVE = 2**30  # bytes that training all weights takes
 
 
@@ -152,9 +154,10 @@ class Adapter(Training):
                 throttle=config.throttle,
                 folder=folder,
                 reading=self.reporter.reading,
+                reading_s=_READING * config.throttle.allowance.limit_s,
             )
             trainee = open_trainee(drafter, start, weights, materials, opened)
-            before = trainee.measure()
+            before, config.throttle.allowance.reserve_s = _time(trainee.measure)
             require_positions(before)
             done = train_and_keep(
                 trainee,
@@ -165,6 +168,7 @@ class Adapter(Training):
                 base=str(model.reference),
                 target=planned.name,
                 options={"weights": weights, **asdict(options)},
+                allowance=config.throttle.allowance,
             )
         return replace(done, returned=returned)
 
@@ -197,14 +201,19 @@ def train_and_keep(
     base: str,
     target: str,
     options: Mapping[str, Any],
+    allowance: Allowance,
 ) -> Adaptation:
     """Train, and add a version to `pair` if it gains over a draft of the matrices `before`.
 
-    The last four are fields of its card. Raises InvalidRequest on battery, BackendError, CacheError, Cancelled.
+    `method`, `base`, `target` and `options` are fields of its card. Raises InvalidRequest on battery, BackendError,
+    CacheError, Cancelled.
     """
 
     def report(progress: Progress) -> None:
-        tokens = expected_tokens(trainee.measure().values()) if progress.is_epoch else None
+        tokens = None
+        if progress.is_epoch:
+            measured, allowance.reserve_s = _time(trainee.measure)
+            tokens = expected_tokens(measured.values())
         reporter.training(progress.step, progress.n_steps, progress.loss, tokens)
 
     result = trainee.train(report)
@@ -215,6 +224,12 @@ def train_and_keep(
         named = Card(method, base, target, count_tokens(trainee.texts), gain, result.seconds / 60, options)
         card = pair.add(named, trainee.save)
     return Adaptation(gain, card, result.stopped)
+
+
+def _time(measure: Callable[[], Mapping[str, Matrix]]) -> tuple[Mapping[str, Matrix], float]:
+    """What `measure` returns, and its seconds."""
+    start_s = monotonic()
+    return measure(), monotonic() - start_s
 
 
 def _find_draft(planned: Plan) -> tuple[DrafterPlan, PlannedModel]:

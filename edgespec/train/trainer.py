@@ -80,7 +80,7 @@ class Trainer:
         gradient = nn.value_and_grad(self._network, lambda batch: self._objective(self._network, batch))
         try:
             while state.step < state.n_steps:
-                stopped = self._throttle.before_step(state.seconds)
+                stopped = self._throttle.before_step()
                 if stopped is not None:
                     break
                 start_s = perf_counter()
@@ -116,10 +116,12 @@ class Trainer:
 
     def _fit_time(self, state: _State) -> _State:
         """`state` with as many steps as the time allows, so that the learning rate falls to 0 in it."""
-        n_all, left_s = self._options.epochs * len(self._batches), self._throttle.limit_s - state.seconds
-        if not state.step or left_s * state.step >= state.seconds * (n_all - state.step):
+        n_all, allowance = self._options.epochs * len(self._batches), self._throttle.allowance
+        if not state.step or allowance.limit_s == math.inf:
             return replace(state, n_steps=n_all)
-        return replace(state, n_steps=state.step + max(1, int(left_s * state.step / state.seconds)))
+        # After each epoch the network is measured, which takes as long as what follows the training.
+        step_s = state.seconds / state.step + allowance.reserve_s / len(self._batches)
+        return replace(state, n_steps=min(n_all, state.step + max(1, int(allowance.left_s / step_s))))
 
     def _resume(self) -> _State:
         """The state after the last good checkpoint, whose weights the network then has; else that of a new run."""

@@ -22,7 +22,7 @@ from edgespec.engine.events import Request
 from edgespec.errors import BackendError
 from edgespec.models.load_config import LoadConfig
 from edgespec.train.objectives import distillation, forward_kl
-from edgespec.train.options import Progress, Throttle, TrainOptions
+from edgespec.train.options import Allowance, Progress, Throttle, TrainOptions
 from edgespec.train.parts import Parts
 from edgespec.train.teacher import Part
 from edgespec.train.trainer import Trainer, _State
@@ -78,17 +78,24 @@ def test_a_run_waits_for_an_engine(tmp_path: Path) -> None:
     assert seen[9:13] == [3, "asked", 4, "asked"] and seen[-1] == 14
 
 
-def test_a_run_is_fitted_to_its_time(tmp_path: Path) -> None:
+def test_a_run_is_fitted_to_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The learning rate falls to 0 within the time, also where steps become slower or faster."""
-    _, trainer = make_trainer(tmp_path, OPTIONS, replace(FREE, limit_s=1.0))
+    now_s = 100.0
+    monkeypatch.setattr("edgespec.train.options.monotonic", lambda: now_s)
+    allowance = Allowance(1.0)
+    _, trainer = make_trainer(tmp_path, OPTIONS, replace(FREE, allowance=allowance))
     n_all = OPTIONS.epochs * len(make_batches())
     assert n_all > 20
+    now_s = 100.61  # reading and measuring take their part too
     state = _State(n_steps=n_all, step=10, seconds=0.61)
     assert trainer._fit_time(state).n_steps == 16
     assert trainer._fit_time(replace(state, n_steps=16, step=12)).n_steps == 19
     assert trainer._fit_time(replace(state, seconds=0.01)).n_steps == n_all
-    assert trainer._fit_time(replace(state, step=12, seconds=1.0)).n_steps == 13
-    result = make_trainer(tmp_path, OPTIONS, replace(FREE, limit_s=0))[1].run(ignore)
+    allowance.reserve_s = 0.2  # is measured after the training, and after each epoch
+    assert trainer._fit_time(state).n_steps == 10 + int(0.19 / (0.061 + 0.2 / len(make_batches())))
+    now_s = 101.0
+    assert trainer._fit_time(replace(state, step=12)).n_steps == 13
+    result = make_trainer(tmp_path, OPTIONS, replace(FREE, allowance=Allowance(0)))[1].run(ignore)
     assert (result.step, result.stopped) == (0, "time")
 
 
@@ -130,9 +137,29 @@ def test_steps_are_those_of_adamw(tmp_path: Path) -> None:
 
 
 def test_it_stops() -> None:
-    free = Throttle(60, must_wait=lambda: False, must_stop=lambda: False)
-    assert free.before_step(59.9) is None and free.before_step(60) == "time"
-    assert Throttle(60, must_wait=lambda: False, must_stop=lambda: True).before_step(0) == "battery"
+    free = replace(FREE, allowance=Allowance(60))
+    assert free.before_step() is None
+    free.allowance.reserve_s = 60.0
+    assert free.before_step() == "time"
+    assert replace(FREE, must_stop=lambda: True).before_step() == "battery"
+
+
+def test_pauses_take_nothing_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, asked = 0.0, 0
+
+    def must_wait() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked < 4
+
+    def sleep(seconds: float) -> None:
+        nonlocal now_s
+        now_s += 1000.0
+
+    monkeypatch.setattr("edgespec.train.options.monotonic", lambda: now_s)
+    monkeypatch.setattr("edgespec.train.options.sleep", sleep)
+    throttle = Throttle(Allowance(60), must_wait, must_stop=lambda: False)
+    assert throttle.before_step() is None and now_s >= 2000 and throttle.allowance.left_s == 60
 
 
 HOLD = """
@@ -191,14 +218,14 @@ def test_an_engine_that_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     engine = LocalEngine()
     try:
         engine.open(TOY, Quiet()).result()
-        assert Throttle(must_stop=lambda: False).before_step(0) is None
+        assert Throttle(must_stop=lambda: False).before_step() is None
         stream = engine.stream(Request("ab", SamplingParams(0.0, logit_bias=((256, -1000.0),))))
         for n, _ in enumerate(stream):
             assert is_any_engine_working()
             if n == 20:
                 break
         stream.cancel()
-        assert Throttle(must_stop=lambda: False).before_step(0) is None
+        assert Throttle(must_stop=lambda: False).before_step() is None
         assert not is_any_engine_working()
     finally:
         engine.close()
@@ -277,7 +304,7 @@ def test_half_precision_rows_and_scores() -> None:
 
 
 def test_slow_steps_are_fitted_at_the_first_checkpoint(tmp_path: Path) -> None:
-    _, trainer = make_trainer(tmp_path, OPTIONS, replace(FREE, limit_s=240.0))
+    _, trainer = make_trainer(tmp_path, OPTIONS, replace(FREE, allowance=Allowance(240.0 - 70.0)))
     state = _State(n_steps=OPTIONS.epochs * len(make_batches()), step=2, seconds=70.0)
     assert trainer._fit_time(state).n_steps == 2 + 4
     assert trainer._fit_time(replace(state, step=0, seconds=0.0)) == replace(state, step=0, seconds=0.0)
