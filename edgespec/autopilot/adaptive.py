@@ -195,8 +195,7 @@ class Adaptive:
                 continue
             if drafter.is_drawn:
                 call.size = round_.measure_chain(call.tree)
-                # The whole chain: dropping a token because of its value would change the output distribution.
-                return self._decide(round_, call.reason, call.tree.tree.drawn_chain(), call.size)
+                return self._decide(round_, call.reason, call.tree.tree.drawn(), call.size)
             call.size = round_.choose_size(call.tree)
             if is_separate and call.size.speed < lookups.speed:
                 return self._decide_lookups(round_, lookups)

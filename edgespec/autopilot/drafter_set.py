@@ -131,10 +131,21 @@ class DrafterSet:
             if any(q is not None for q in tree.q[start:]):
                 raise ValueError("it gave the distribution of a token without drawing tokens")
             return
-        if len(tree) > limit.depth or tree.parents != list(range(-1, len(tree) - 1)):
+        is_chain = tree.parents == list(range(-1, len(tree) - 1))
+        if not (is_chain or drafter.grows_trees) or len(tree) > (limit.nodes if drafter.grows_trees else limit.depth):
             raise ValueError(f"drawn tokens have to form a chain of the {limit.depth} that it was asked for at most")
         for token, q in zip(tokens, tree.q[start:], strict=True):
             if q is None or q.shape != (self._vocab_size,) or not q[token] > 0:
                 raise ValueError(f"token {token} is not drawn from the distribution that it gave")
             if not (abs(float(q.sum()) - 1.0) <= _MAX_EXCESS and q.min() >= 0):
                 raise ValueError(f"the probabilities that it gave are no distribution: they add up to {q.sum():.4g}")
+        for node, earlier in _list_siblings(tree, start):
+            q = tree.q[node]
+            if q is not None and q[tree.tokens[earlier]] > 0:
+                raise ValueError(f"token {tree.tokens[node]} is drawn from a distribution that has a token before it")
+
+
+def _list_siblings(tree: DraftTree, start: int) -> Iterator[tuple[int, int]]:
+    """(node, a sibling before it) of the nodes from `start` on."""
+    for node in range(start, len(tree)):
+        yield from ((node, each) for each in tree.children(tree.parents[node]) if each < node)

@@ -56,7 +56,7 @@ class FixedLength:
             for _ in self._drafters.expand(drafter, tree, tokens, budget):
                 pass
             if len(tree) and drafter.is_drawn:
-                return self._decide(tree.drawn_chain())
+                return self._decide(tree.drawn())
             if is_chain and (draft := self._select(scored, budget)) is not NO_DRAFT:
                 return self._decide(draft)
         return self._decide(self._select(scored, budget))

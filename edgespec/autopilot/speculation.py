@@ -37,10 +37,14 @@ class Speculation:
             raise InvalidRequest(message, hint="Start with 3.")
         if self.draft_tree is not None and self.draft_max is None:
             raise InvalidRequest("--draft-tree needs --draft-max.", hint="Add --draft-max, or drop --draft-tree.")
-        if self.acceptance in DRAWN_RULES and (self.is_tree or (self.drafters and not self._draws)):
+        if self.acceptance in DRAWN_RULES and self.drafters and not self._draws:
             raise InvalidRequest(
-                f"the {self.acceptance} rule needs a drawn draft: chains only, by a draft model.",
+                f"the {self.acceptance} rule needs a drawn draft, by a draft model or a head.",
                 hint="Use --acceptance sample, which takes every draft.",
+            )
+        if self.acceptance == "block" and self.is_tree:
+            raise InvalidRequest(
+                "the block rule takes chains only.", hint="Use --acceptance rejection, which takes drawn trees."
             )
 
     @property

@@ -163,12 +163,15 @@ class DraftTree:
             drafters=tuple("+".join(self.votes[node]) for node in kept),
         )
 
-    def drawn_chain(self) -> Draft:
-        """The whole tree as a drawn chain with q [n, V]. Raises ValueError unless it is one."""
+    def drawn(self) -> Draft:
+        """The whole tree as a drawn draft with q [n, V]. Raises ValueError if a token was not drawn.
+
+        All of it: dropping a token because of its value would change the output distribution.
+        """
         q = [each for each in self.q if each is not None]
-        if len(q) != len(self) or self.parents != list(range(-1, len(self) - 1)):
-            raise ValueError("only a chain of drawn tokens can be verified as drawn")
+        if len(q) != len(self):
+            raise ValueError("only drawn tokens can be verified as drawn")
         if not q:
             return NO_DRAFT
-        draft = Draft.chain(self.tokens, np.stack(q))
-        return Draft(draft.tokens, draft.parents, draft.q, tuple("+".join(votes) for votes in self.votes))
+        drafters = tuple("+".join(votes) for votes in self.votes)
+        return Draft(np.array(self.tokens, np.int32), np.array(self.parents, np.int32), np.stack(q), drafters)

@@ -37,10 +37,20 @@ class Outcome:
 
 
 class TokenDraw(Protocol):
-    """Draws draft tokens at random, by the sampler chain of the request."""
+    """Draws draft tokens at random, by the sampler chain of the request.
+
+    takes_trees  whether the rule verifies siblings; else a drafter draws a chain
+    """
+
+    takes_trees: bool
 
     def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
         """(token after `prefix`, the distribution [V] it was drawn from). Raises BackendError for NaN logits."""
+
+    def draw_siblings(self, logits: Logits, prefix: Sequence[int], n: int) -> list[tuple[int, Probs]]:
+        """Up to `n` different tokens after `prefix`, drawn without replacement: the distribution [V] of each is that of
+        a token behind the ones before it. Raises BackendError for NaN logits.
+        """
 
 
 class Drafter(Protocol):
@@ -54,7 +64,8 @@ class Drafter(Protocol):
     is_free      whether its units take no measurable time; it is then asked wherever it may pay
     confidence   what its confidences mean
     block_size   the most tokens on a path that one unit of work proposes; 1 if each takes a unit of its own
-    is_drawn     whether its tokens are drawn from q in this generation, as a chain for the rejection rules
+    is_drawn     whether its tokens are drawn from q in this generation, for the rejection rules: a chain, or a tree if
+                 it grows trees
     is_async     whether `draft_async` makes chains in this generation
     grows_trees  whether its units continue siblings too if the budget asks for a tree
     pads_batch   whether it drafts beside others only if further rows of a forward take little time

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgespec.core.arrays import Logits, Probs
 from edgespec.core.rng import Rng
-from edgespec.core.sampling import Sampler
+from edgespec.core.sampling import Distribution, Sampler
 from edgespec.core.truncate import highest
 from edgespec.core.weights import index_at, sum_blocks
 
@@ -29,10 +29,20 @@ def best_tokens(logits: Logits) -> tuple[list[int], list[float]]:
 class RequestDraw:
     """A TokenDraw by the sampler chain of a request."""
 
-    def __init__(self, sampler: Sampler, rng: Rng) -> None:
+    def __init__(self, sampler: Sampler, rng: Rng, *, takes_trees: bool = False) -> None:
+        self.takes_trees = takes_trees
         self._sampler = sampler
         self._rng = rng
 
     def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
-        distribution = self._sampler.distribution(logits, prefix)
-        return distribution.token(index_at(distribution.weights, self._rng.random())), distribution.dense(len(logits))
+        return self.draw_siblings(logits, prefix, 1)[0]
+
+    def draw_siblings(self, logits: Logits, prefix: Sequence[int], n: int) -> list[tuple[int, Probs]]:
+        rest, found = self._sampler.distribution(logits, prefix), list[tuple[int, Probs]]()
+        while len(found) < n and rest.weights.any():
+            index = index_at(rest.weights, self._rng.random())
+            found.append((rest.token(index), rest.dense(len(logits))))
+            weights = rest.weights.copy()
+            weights[index] = 0
+            rest = Distribution(rest.ids, weights)
+        return found

@@ -159,7 +159,7 @@ class SessionDrafter(Drafter):
 
 
 class SequentialDrafter(SessionDrafter):
-    """Proposes the most probable token and its siblings, unit by unit; or draws a chain.
+    """Proposes the most probable token and its siblings, unit by unit; or draws a chain or a tree.
 
     A chain continues the most probable token. A tree continues in each forward the nodes whose paths are the most
     probable, siblings among them (EAGLE-2, Li et al. 2024, arXiv:2406.16858, which continues the deepest nodes).
@@ -169,14 +169,14 @@ class SequentialDrafter(SessionDrafter):
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         self.is_async = self._session.is_async and draw is None
-        self.grows_trees = self._session.takes_trees and draw is None
+        self.grows_trees = self._session.takes_trees and (draw is None or draw.takes_trees)
         super().begin(text, draw)
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         session, parent = self._session, -1
         logits = session.read(text, len(text) if limit.read is None else limit.read)
         if self.grows_trees and limit.has_branches and logits is not None:
-            yield from self._grow(tree, logits, limit)
+            yield from self._grow(tree, logits, limit) if self._draw is None else self._draw_tree(tree, logits, limit)
             return
         for depth in range(1, limit.depth + 1):
             if logits is None:  # a token that the draft does not know, or the end of its context
@@ -212,6 +212,32 @@ class SequentialDrafter(SessionDrafter):
                 return
             rows = continued
 
+    def _draw_tree(self, tree: DraftTree, logits: Logits, limit: Budget) -> Iterator[None]:
+        """Draw siblings without replacement, for recursive rejection (Miao et al. 2024, SpecInfer).
+
+        How many are drawn below a node, and whether it is continued, depends on what was drawn before alone, and all
+        are kept: else the distribution of the output would change. Each level gets an equal share of the nodes.
+        """
+        assert self._draw is not None
+        text, reached, places = list(self._session.text), {-1: 1.0}, {-1: -1}
+        nodes, rows, is_path = [-1], [logits], True
+        for left in reversed(range(limit.depth)):
+            start, shares = len(tree), _divide((limit.nodes - len(tree)) // (left + 1), [reached[n] for n in nodes])
+            for parent, row, n in zip(nodes, rows, shares, strict=True):
+                for token, q in self._draw.draw_siblings(row, [*text, *tree.path_tokens(parent)], n):
+                    node = tree.add(parent, token, self.name, float(q[token]), q)
+                    reached[node] = reached[parent] * float(q[token])
+            yield
+            nodes = nlargest(min(TREE_WIDTH, MAX_TREE - len(places)), range(start, len(tree)), key=reached.__getitem__)
+            if not nodes or not left:
+                return
+            parents = [places[tree.parents[node]] for node in nodes]
+            is_path = is_path and parents == [len(places) - 2]
+            places |= {node: len(places) - 1 + i for i, node in enumerate(nodes)}
+            if (continued := self._continue([tree.tokens[node] for node in nodes], parents, is_path=is_path)) is None:
+                return
+            rows = continued
+
     def _continue(self, tokens: list[int], parents: list[int], *, is_path: bool) -> list[Logits] | None:
         """The rows after new nodes of the session's tree. While that `is_path`, nothing runs again."""
         if not is_path:
@@ -232,3 +258,13 @@ class SequentialDrafter(SessionDrafter):
             return [(tree.add(parent, token, self.name, float(q[token]), q), float(q[token]))]
         candidates = zip(*best_tokens(logits), strict=True)
         return [(tree.add(parent, token, self.name, probability), probability) for token, probability in candidates]
+
+
+def _divide(n: int, weights: list[float]) -> list[int]:
+    """`n` things among `weights` in proportion, by largest remainders."""
+    total = sum(weights)
+    exact = [n * weight / total for weight in weights]
+    shares = [int(each) for each in exact]
+    for i in nlargest(n - sum(shares), range(len(weights)), key=lambda i: exact[i] - shares[i]):
+        shares[i] += 1
+    return shares

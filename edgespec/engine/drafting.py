@@ -24,11 +24,15 @@ def make_verifier(rule: Rule, distribution: TargetDistribution, seed: int) -> Ve
     return verifiers.get(rule, SampleMatching)(distribution, CounterRng(seed))
 
 
-def make_draw(rule: Rule, sampler: Sampler, seed: int) -> TokenDraw | None:
-    """How draft tokens are drawn, independently of the verifier; None for rules that take deterministic drafts."""
+def make_draw(rule: Rule, sampler: Sampler, seed: int, *, is_tree: bool) -> TokenDraw | None:
+    """How draft tokens are drawn, independently of the verifier; None for rules that take deterministic drafts.
+
+    `is_tree`: siblings are drawn too, if the rule takes them.
+    """
     if rule not in DRAWN_RULES:
         return None
-    return RequestDraw(sampler, np.random.Generator(np.random.PCG64([seed & 0xFFFFFFFF, 2])))
+    rng = np.random.Generator(np.random.PCG64([seed & 0xFFFFFFFF, 2]))
+    return RequestDraw(sampler, rng, takes_trees=is_tree and rule == "rejection")
 
 
 def make_fixed_controller(

@@ -326,7 +326,7 @@ class Engine:
         drafters = [] if spec.is_plain else self._drafters.select(slot, spec.drafters)
         temperature = request.sampling.temperature
         rule = spec.choose_rule(temperature, seeded=request.seed is not None)
-        draw = make_draw(rule, sampler, seed)
+        draw = make_draw(rule, sampler, seed, is_tree=spec.is_tree)
         controller: Controller
         if spec.is_adaptive:
             # Acceptance is learned apart for each way to sample.

@@ -41,7 +41,7 @@ def refused(cli: Cli, code: int, told: str, *arguments: str, stdin: str = "") ->
         (["--seed", "x"], "seed"),
         (["--logit-bias", "5"], "ID=BIAS"),
         (["--logit-bias", "5000=1"], "vocabulary ends at 4095"),
-        (["--acceptance", "block", "--draft-max", "2", "--draft-tree", "5"], "chains only"),
+        (["--acceptance", "block", "--draft-max", "2", "--draft-tree", "5"], "takes chains only"),
         (["--acceptance", "rejection", "--draft", "ngram"], "by a draft model"),
         (["--no-flash-attention", "--kv-type", "q8_0"], "flash attention"),
         (["--stop", ""], "stop string"),

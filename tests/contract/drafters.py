@@ -174,7 +174,7 @@ def draws_its_chains(subject: Subject, seed: int = 0) -> None:
     for at in range(MAX_ROUNDS if pair.drafter.is_drawn else 0):
         pair.drafter.begin(pair.text[:-1], make_draw(subject, at))
         tree = pair.expand()
-        draft = tree.drawn_chain()
+        draft = tree.drawn()
         check_draft(draft, subject.vocab_size)
         assert draft.q is not None
         np.testing.assert_allclose(draft.q.sum(1), 1, rtol=1e-5)
@@ -182,7 +182,7 @@ def draws_its_chains(subject: Subject, seed: int = 0) -> None:
             draft.q[np.arange(len(draft)), draft.tokens].tolist()
         )
         fresh.begin(pair.text[:-1], pair.text[-1], make_draw(subject, at))
-        other = fresh.expand().drawn_chain()
+        other = fresh.expand().drawn()
         assert other.q is not None
         np.testing.assert_allclose(draft.q[0], other.q[0], atol=subject.tolerance + 1e-6)
         assert subject.tolerance or draft.tokens.tolist() == other.tokens.tolist()

@@ -19,20 +19,20 @@ V = 4
 def test_only_a_chain_of_drawn_tokens_is_verified_as_drawn() -> None:
     q = np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]])
     tree = DraftTree()
-    assert tree.drawn_chain() is NO_DRAFT
+    assert tree.drawn() is NO_DRAFT
     tree.add(-1, 3, "model", 0.4, q[0])
     tree.add(0, 0, "model", 0.4, q[1])
-    draft = tree.drawn_chain()
+    draft = tree.drawn()
     check_draft(draft, V)
     assert (draft.tokens.tolist(), draft.is_chain, draft.drafters) == ([3, 0], True, ("model", "model"))
     assert draft.q is not None and (draft.q == q).all()
     tree.add(1, 2, "ngram", 3.0)
     with pytest.raises(ValueError, match="chain of drawn tokens"):
-        tree.drawn_chain()
+        tree.drawn()
     tree.truncate(2)
     tree.add(0, 1, "model", 0.3, q[1])
     with pytest.raises(ValueError, match="chain of drawn tokens"):
-        tree.drawn_chain()
+        tree.drawn()
 
 
 Path = tuple[int, ...]

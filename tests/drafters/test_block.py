@@ -87,7 +87,7 @@ def test_drawn_chains(seed: int, depth: int) -> None:
     drafter = BlockDrafter("block", Rows(rows))
     drafter.begin(TEXT, RequestDraw(sampler, np.random.default_rng(seed)))
     assert drafter.is_drawn
-    draft = expand(drafter, Budget(depth, depth))[0].drawn_chain()
+    draft = expand(drafter, Budget(depth, depth))[0].drawn()
     assert len(draft) == depth and draft.q is not None
     again, prefix = RequestDraw(sampler, np.random.default_rng(seed)), list(TEXT)
     for token, q, row in zip(draft.tokens.tolist(), draft.q, rows, strict=True):

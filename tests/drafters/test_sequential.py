@@ -83,7 +83,7 @@ def test_a_unit_is_a_token_and_costs_a_forward(text: list[int], depth: int, unit
 def test_drawn_chains_carry_their_distributions(text: list[int], seed: int, depth: int) -> None:
     drafter = begin(open_drafter(CountingSession()), text, make_draw(seed))
     assert drafter.is_drawn and drafter.draft_async(text, Budget(depth, depth)) is None
-    draft = expand(drafter, text, Budget(depth, depth)).drawn_chain()
+    draft = expand(drafter, text, Budget(depth, depth)).drawn()
     assert len(draft) == depth and draft.q is not None
     rng, sampler, prefix = np.random.default_rng(seed), Sampler(PARAMS, V), list(text)
     for token, q in zip(draft.tokens.tolist(), draft.q, strict=True):
@@ -91,6 +91,40 @@ def test_drawn_chains_carry_their_distributions(text: list[int], seed: int, dept
         assert q.tolist() == distribution.dense(V).tolist()
         assert token == distribution.token(index_at(distribution.weights, rng.random()))
         prefix.append(token)
+
+
+@given(_texts, st.integers(0, 2**32), st.integers(1, 4), st.integers(0, 12))
+@settings(deadline=None)
+def test_drawn_trees_carry_the_distributions_of_siblings(text: list[int], seed: int, depth: int, more: int) -> None:
+    """The q of a sibling is that of a token behind those before it, and every level has some."""
+    drafter = open_drafter(ToySession(MODEL))
+    draw = RequestDraw(Sampler(PARAMS, V), np.random.default_rng(seed), takes_trees=True)
+    drafter.begin(text[:-1], draw)
+    tree = expand(drafter, text, Budget(depth, depth + more))
+    draft = tree.drawn()
+    assert draft.q is not None and depth <= len(draft) <= depth + more and max(tree.depths) == depth
+    sampler = Sampler(PARAMS, V)
+    for parent in (-1, *range(len(tree))):
+        prefix = [*text, *tree.path_tokens(parent)]
+        rest = sampler.distribution(MODEL.logits(prefix), prefix).dense(V)
+        for child in tree.children(parent):
+            np.testing.assert_allclose(draft.q[child], rest / rest.sum(), atol=1e-12)
+            rest[tree.tokens[child]] = 0.0
+
+
+def test_the_shape_of_a_drawn_tree_is_settled_before_its_nodes_are_drawn() -> None:
+    """Two draws whose first levels are equal have as many children below each node of it."""
+    text, budget, shapes = [1, 2, 3], Budget(3, 9), dict[tuple[int, ...], set[tuple[int, ...]]]()
+    for seed in range(300):
+        drafter = open_drafter(ToySession(MODEL))
+        drafter.begin(text[:-1], RequestDraw(Sampler(PARAMS, V), np.random.default_rng(seed), takes_trees=True))
+        tree = expand(drafter, text, budget)
+        first = tree.children(-1)
+        assert len(first) == 3
+        below = tuple(len(tree.children(node)) for node in first)
+        shapes.setdefault(tuple(tree.tokens[node] for node in first), set()).add(below)
+    assert max(len(each) for each in shapes.values()) == 1
+    assert len(shapes) > 10
 
 
 def test_drawn_tokens_follow_what_they_carry() -> None:
