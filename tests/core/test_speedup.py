@@ -116,6 +116,15 @@ def test_plain_rounds_stand_in_for_a_curve_that_was_not_measured() -> None:
     assert estimate([replace(each, plain_steps=None) for each in steps]) == pytest.approx(truth, rel=0.05)
 
 
+@pytest.mark.parametrize(("n_plain", "n_drafted", "said"), [(3, 3, 1.0), (2, 3, None), (3, 2, None)])
+def test_three_plain_rounds_and_three_drafted_ones_stand_in_for_a_curve(
+    n_plain: int, n_drafted: int, said: float | None
+) -> None:
+    """A draft's round emits two tokens in twice the time."""
+    plain, drafted = (0, 1, 10_000, 0, 1.0), (1, 2, 20_000, 0, None)
+    assert estimate(make_steps([plain] * n_plain + [drafted] * n_drafted)) == (said and pytest.approx(said))
+
+
 @dataclass(frozen=True)
 class Recorded:
     """A real answer, as `benchmarks.said_speedup --record` keeps it: its rounds and its measured speedup."""
