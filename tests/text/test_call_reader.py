@@ -67,6 +67,8 @@ CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
     "mistral since 2025": ("mistral since 2025", ARGS, [F, G]),
     "deepseek": ("deepseek", OLD_TWO, [F, G]),
     "deepseek since v3.1": ("deepseek since v3.1", NEW_TWO, ["Well.", F, G]),
+    "python, brackets in strings": ("python", """<|call_start|>[f(a=")]", b=['(y']), g()]<|call_end|>""",
+                                    [ToolCall("f", '{"a": ")]", "b": ["(y"]}'), G]),
 }  # fmt: skip
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from edgespec.errors import InvalidRequest
+from edgespec.text.call_format import INDEX
+from edgespec.text.call_writer import write_calls
 from edgespec.text.chat_template import ChatTemplate, Message, profile_template
 from edgespec.text.readers import make_reader
 from edgespec.text.template_probe import TemplateProfile
@@ -124,6 +126,22 @@ def test_calls_are_asked_for_in_the_form_in_which_they_are_read(family: str) -> 
     reader = make_reader(template.profile.calls, {"NAME": {}})
     parts = [*reader.push(asked), *reader.finish()]
     assert [json.loads(each.call.arguments) for each in parts if isinstance(each, CallEnd)] == [{"KEY": "VALUE"}]
+
+
+def test_reasoning_in_front_of_calls_alone_is_no_part_of_them() -> None:
+    """As templates write it that open and close a phase without reasoning."""
+    thinking = HERMES.replace("{{ m.content or '' }}", "{{ m.content or '<think></think>' }}")
+    assert profile_template(thinking).call_format == profile("hermes").call_format
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_calls_may_be_numbered_in_front_of_their_names(first: int) -> None:
+    source = FAMILIES["deepseek since v3.1"].replace("<|call▁begin|>", "<|call {{ loop.index0 + FIRST }}|>")
+    found = profile_template(source.replace("FIRST", str(first))).call_format
+    calls = [call("", name, {}) for name in ("f", "g")]
+    assert found is not None and found.before == f"<|call {INDEX}|>"
+    parts = make_reader(found, {"f": {}, "g": {}}).push(write_calls(found, calls))
+    assert [each.call.name for each in parts if isinstance(each, CallEnd)] == ["f", "g"]
 
 
 def test_ids_fit_and_agree() -> None:
