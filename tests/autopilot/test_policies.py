@@ -228,6 +228,26 @@ def test_a_free_drafter_is_scored_on_every_token() -> None:
     assert sum(rate.evidence[1] for rate in acceptance.rates) > 5
 
 
+class Whole(Oracle):
+    """Drafts a block in one unit of work."""
+
+    block_size = 16
+
+    def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
+        list(super().expand(tree, text, limit))
+        yield
+
+
+@pytest.mark.parametrize(("row_s", "length"), [(0.02, 7), (0.2, 3), (0.5, 1)])
+def test_the_tokens_of_a_block_are_worth_their_rows(row_s: float, length: int) -> None:
+    """Of a drafter of which nothing is known yet: its n-th token is right with a probability of 0.6^n."""
+    model, draft_stats = Whole(), steady()
+    costs = {"model": DraftCost({1: 0.05, 16: 0.1})}
+    draft_stats.costs = Steady(Profile({1: 1.0, 16: 1.0 + 15 * row_s}, costs))
+    run(adaptive([model], draft_stats))
+    assert model.drafted[0] == length
+
+
 class Silent(Oracle):
     """Has nothing to propose: says so after a unit of work, or has no unit."""
 

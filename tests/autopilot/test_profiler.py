@@ -160,6 +160,11 @@ def test_a_small_context_is_enough(context_size: int) -> None:
     assert 1 in measure_rows(target, 0.0)
 
 
+def test_rows_that_just_fit_are_measured() -> None:
+    """Behind the 8 tokens of the start, the warm-up and three forwards, 20 have room for 8 rows."""
+    assert list(measure_rows(ToySession(MODEL, context_size=20), 0.0)) == [1, 2, 4, 8]
+
+
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
 def test_a_measurement_can_be_cancelled(calls: int) -> None:
     alarm = Alarm(calls)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from edgespec.autopilot.adaptive import Adaptive
 from edgespec.autopilot.profile import DraftCost, Profile
 from edgespec.autopilot.stats import DraftStats
-from edgespec.autopilot.store import ProfileStore, current_setting, describe_machine
+from edgespec.autopilot.store import ProfileStore, current_setting, describe_machine, list_builds
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy_session import ToyModel, ToySession
 from edgespec.core.loop import speculate
@@ -98,6 +99,20 @@ def test_the_current_key_describes_this_machine() -> None:
     assert toy["runtime"].startswith("edgespec ")
     versions = describe_machine()["versions"]
     assert versions["edgespec"] and HERE["runtime"] == f"llama-cpp-python {versions['llama-cpp-python']}"
+
+
+def test_the_runtime_is_named_with_the_accelerators_it_was_built_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "packages" / "llama_cpp"
+    written(package / "__init__.py", b"")
+    for name in ("base", "cpu", "vulkan", "cuda"):
+        written(package / "lib" / f"libggml-{name}.so")
+    monkeypatch.delitem(sys.modules, "llama_cpp", raising=False)
+    monkeypatch.syspath_prepend(package.parent)
+    assert list_builds() == " (cuda, vulkan)"
+    assert current_setting("llamacpp", LoadOptions())["runtime"].endswith(" (cuda, vulkan)")
+    assert "cuda" not in current_setting("toy", LoadOptions())["runtime"]
 
 
 def test_entries_that_are_saved_at_the_same_time_are_all_kept(store: ProfileStore) -> None:
