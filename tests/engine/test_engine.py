@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -151,6 +152,17 @@ def _spoil_token(path: Path, text: bytes) -> None:
     entry = len(text).to_bytes(8, "little") + text
     assert data.count(entry) >= 1
     path.write_bytes(data.replace(entry, entry.replace(b"u", b"o"), 1))
+
+
+def test_a_closed_engine_has_freed_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = (open_model("toy", Path(name), LoadOptions()) for name in ("tree", "draft"))
+    freed: list[object] = []
+    for model in (target, draft):
+        monkeypatch.setattr(model, "close", partial(freed.append, model))
+    engine = Engine(target, list_loaded(model=draft), PLAIN)
+    generate(engine, Request("x", GREEDY, max_tokens=2))
+    engine.close()
+    assert freed == [draft, target]
 
 
 @pytest.mark.parametrize(

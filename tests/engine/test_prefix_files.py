@@ -122,6 +122,23 @@ def test_what_is_cancelled_costs_no_cache(tmp_path: Path) -> None:
     assert list_files(tmp_path)
 
 
+def test_a_request_that_is_cancelled_while_a_file_is_read_gives_its_slot_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the ranks of a team read it."""
+
+    def cancel(files: PrefixFiles, path: Path) -> None:
+        raise Cancelled
+
+    with open_engine(tmp_path) as engine:
+        ask(engine, TEXT)
+    monkeypatch.setattr(PrefixFiles, "read", cancel)
+    with open_engine(tmp_path, slots=1) as engine:
+        assert ask(engine, TEXT).reason == "cancelled"
+        (slot,) = engine.slots
+        assert not slot.is_busy
+
+
 def test_a_file_that_the_runtime_refuses_is_read_as_tokens(tmp_path: Path) -> None:
     """Its checksum is right, and what it holds is of other tokens."""
     with open_engine(tmp_path) as engine:

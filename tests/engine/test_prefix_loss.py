@@ -161,6 +161,9 @@ def test_short_texts_and_short_losses_are_not_worth_a_sentence(engine: Engine) -
     text = [i % 200 for i in range(LEAST_LOSS + 10)]
     assert explain_loss(text, 0, [EarlierText(text[: LEAST_LOSS - 1], "given")], "", tokenizer, 512) is None
     assert explain_loss(text, 0, [EarlierText(text[:LEAST_LOSS], "given")], "", tokenizer, 512) is not None
+    text = text[: LEAST_LOSS + 1]
+    loss = explain_loss(text, 0, [EarlierText(text, "given")], "", tokenizer, 512)
+    assert loss is not None and loss.tokens == LEAST_LOSS, "the last token is read in any case"
 
 
 def test_a_beginning_in_another_cache_that_is_no_longer_than_a_copy_is_worth(engine: Engine) -> None:

@@ -85,6 +85,7 @@ def test_token_ids_are_read_as_they_stand() -> None:
     for wrong in ((), (-1,), (1, tokenizer.vocab_size)):
         with pytest.raises(InvalidRequest, match="token ids has ids below"):
             encoder.encode(TokenPrompt(wrong), {})
+    assert len(encoder.encode(TokenPrompt((1,) * 32), {}).tokens) == 32, "all that the context holds"
     with pytest.raises(PromptTooLong, match="has 33 tokens, the context holds 32") as refusal:
         encoder.encode(TokenPrompt((1,) * 33), {})
     assert refusal.value.hint == "Shorten it, or set a larger --ctx."

@@ -27,6 +27,7 @@ from edgespec.engine.selfdraft_cache import (
 from edgespec.engine.selfdraft_search import SelfDraftSearch, quick_methods
 from edgespec.errors import Cancelled
 from tests.gguf_models import DRAFT, REPOSITORY, TARGET, mamba, sliding_window
+from tests.reporter import Heard
 
 SETTING = {"processor": "cpu", "threads": 1}
 CHOICE = Choice(SelfDraftSpec(range(2)), True, "because")
@@ -73,6 +74,14 @@ def test_a_draft_model_that_is_better_stays(target: Model, tmp_path: Path) -> No
     assert shop.rival is not None and 0 < shop.rival.agreement < 1
     assert choice.pays == (next(iter(shop.trials.values())).speedup >= 1.05 * shop.rival.speedup)
     rival.close()
+
+
+def test_what_takes_time_to_make_is_told(target: Model, tmp_path: Path, heard: Heard) -> None:
+    """A copy of low precision; layers that are skipped are there already."""
+    workshop(target, tmp_path).choose([SelfDraftSpec((0, 1, 2, 3, 5))])
+    assert not heard.fractions
+    workshop(target, tmp_path).choose([SelfDraftSpec(bits=2)])
+    assert max(heard.fractions) == 1.0
 
 
 def test_nothing_can_be_made(tmp_path: Path) -> None:
