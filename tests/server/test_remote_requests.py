@@ -132,6 +132,15 @@ def test_any_event_is_read_or_refused(events: list[dict[str, Any]]) -> None:
     json.dumps(done.extensions())
 
 
+@pytest.mark.parametrize(("reported", "counted"), [(7, 7), (0, 0), (-1, 1), (10**12, 1), ("7", 1), (None, 1)])
+def test_tokens_are_counted_as_reported_and_else_by_events(reported: object, counted: int) -> None:
+    answer = RemoteAnswer(())
+    usage = {"prompt_tokens": 3, "completion_tokens": reported}
+    list(answer.parts({"choices": [{"delta": {"content": "well"}}], "usage": usage}))
+    metrics = answer.summarize().metrics
+    assert (metrics.prompt_tokens, metrics.emitted_tokens) == (3, counted)
+
+
 def test_reasoning_between_calls_is_kept() -> None:
     def call(number: int, arguments: str) -> dict[str, Any]:
         return {"tool_calls": [{"index": number, "function": {"name": "f", "arguments": arguments}}]}
