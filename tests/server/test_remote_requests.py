@@ -141,6 +141,17 @@ def test_tokens_are_counted_as_reported_and_else_by_events(reported: object, cou
     assert (metrics.prompt_tokens, metrics.emitted_tokens) == (3, counted)
 
 
+def test_times_are_those_at_which_the_answer_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five tokens: the first after a second, the others within two more."""
+    now = iter((10.0, 11.0, 13.0))
+    monkeypatch.setattr("edgespec.server.remote.monotonic", lambda: next(now))
+    answer = RemoteAnswer(())
+    for text, usage in (("a", {}), ("bcde", {"completion_tokens": 5})):
+        list(answer.parts({"choices": [{"delta": {"content": text}}], "usage": usage}))
+    metrics = answer.summarize().metrics
+    assert (metrics.ttft_s, metrics.tpot_s, metrics.tokens_per_second) == (1.0, 0.5, 2.0)
+
+
 def test_reasoning_between_calls_is_kept() -> None:
     def call(number: int, arguments: str) -> dict[str, Any]:
         return {"tool_calls": [{"index": number, "function": {"name": "f", "arguments": arguments}}]}

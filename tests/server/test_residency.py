@@ -92,6 +92,17 @@ def test_models_are_loaded_and_unloaded(server: Server) -> None:
     assert 0 < (datetime.fromisoformat(running["expires_at"]) - datetime.now(UTC)).total_seconds() <= 60
 
 
+def test_the_one_used_least_lately_makes_way_once_there_is_no_place(tmp_path: Path) -> None:
+    models = [f"{name}=tree" for name in "abc"]
+    with serving(tmp_path, *models, "--backend", "toy", "--open-at-most", "2") as server:
+        for name in "ab":
+            assert server.ask(name, max_tokens=1).status_code == 200
+        server.post("/models/unload", json={"model": "b"})
+        for name, loaded in (("c", "ac"), ("b", "bc")):
+            assert server.ask(name, max_tokens=1).status_code == 200
+            assert "".join(each for each in "abc" if server.model(each)["state"] == "loaded") == loaded
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
