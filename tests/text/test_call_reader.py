@@ -52,6 +52,7 @@ CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
     "hermes, tags in an argument": ("hermes", f"<tool_call>{json.dumps(TAGGED)}</tool_call>",
                                     [ToolCall("f", json.dumps(TAGGED["arguments"]))]),
     "hermes, half a tag": ("hermes", "I use <tool_ca", ["I use <tool_ca"]),
+    "hermes, a blank line first": ("hermes", "\n\nWell.", ["\n\nWell."]),
     "no call": ("hermes", "a < b, <tool and </tool_call>", ["a < b, <tool and </tool_call>"]),
     "qwen3-coder": ("qwen3-coder", XML_F, [F]),
     "qwen3-coder, text": ("qwen3-coder", XML.format("<parameter=a>\nx\n y\n</parameter>"),
@@ -69,6 +70,8 @@ CASES: dict[str, tuple[str, str, list[str | ToolCall]]] = {
     "deepseek since v3.1": ("deepseek since v3.1", NEW_TWO, ["Well.", F, G]),
     "python, brackets in strings": ("python", """<|call_start|>[f(a=")]", b=['(y']), g()]<|call_end|>""",
                                     [ToolCall("f", '{"a": ")]", "b": ["(y"]}'), G]),
+    "python, escaped characters": ("python", r"<|call_start|>[f(a='\x41b\u00e9\U0001f600\n\'\\\d\0')]<|call_end|>",
+                                   [ToolCall("f", json.dumps({"a": "Abé😀\n'\\\\d\0"}, ensure_ascii=False))]),
 }  # fmt: skip
 
 

@@ -106,6 +106,16 @@ def test_several_calls_of_one_answer() -> None:
     assert prompt.count("<tool_call>") == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "n_turns"), [("hermes", "I look.", 1), ("drops calls", "I look.", 2), ("drops calls", "", 1)]
+)
+def test_text_and_calls_are_one_turn_where_a_template_shows_both(name: str, text: str, n_turns: int) -> None:
+    messages = [Message("user", "x"), Message("assistant", text, {"tool_calls": TWO[:1]})]
+    prompt = ChatTemplate(TEMPLATES[name], "", "").render([*messages, Message("user", "y")])
+    assert prompt.count("<|assistant|>") == n_turns + 1, "the last one is for the answer"
+    assert text in prompt and "Lima" in prompt
+
+
 def test_a_call_that_a_template_without_tools_does_not_show_is_written_as_it_was_asked_for() -> None:
     prompt = ChatTemplate(WITHOUT_TOOLS, "", "").render(CONVERSATION, variables={"tools": TOOLS})
     assert (
