@@ -121,6 +121,10 @@ def test_the_choice_is_the_best_of_all(probabilities: list[float], seconds: list
         assert best.speed == pytest.approx(max(speeds))
 
 
+def test_the_first_allowance_is_shared_with_the_peers() -> None:
+    assert [RegretBudget(2.0).allowance(n_peers) for n_peers in (0, 1, 3)] == [2.0, 1.0, 0.5]
+
+
 @given(
     st.lists(
         st.one_of(
