@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edgespec.autopilot.cost_model import CostModel
+from edgespec.autopilot.marginal_cost import MarginalCost
 from edgespec.autopilot.profile import DraftCost, Profile
 from edgespec.autopilot.profiler import choose_contexts, measure_contexts, measure_rows
 from edgespec.backends import Model
@@ -152,6 +153,13 @@ def test_unseen_contexts_are_predicted(contexts: tuple[int, ...], position: int)
     costs.move_to(position)
     for rows in range(1, 17):
         assert costs.seconds(rows) == pytest.approx(true_s(rows, position), rel=0.001), rows
+
+
+def test_a_round_costs_what_its_context_does() -> None:
+    cost = MarginalCost(CostModel(make_profile(4096)))
+    for position in (8000, 0):
+        cost.begin_round(position)
+        assert cost.seconds(4) == pytest.approx(true_s(4, position))
 
 
 def test_attention_is_that_of_one_row_at_least_and_of_each_row_at_most() -> None:

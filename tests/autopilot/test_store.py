@@ -91,6 +91,13 @@ def test_each_key_has_its_own_statistics(store: ProfileStore) -> None:
     assert (plain_of(store.load(one)), plain_of(store.load(HERE))) == (0.02, 0.5), "both are kept"
 
 
+def test_the_newest_statistics_of_this_processor_are_found_under_any_setting(store: ProfileStore) -> None:
+    assert store.load_newest() is None
+    for key, plain_s in ((HERE, 0.1), ({**HERE, "threads": 1}, 0.2), ({**HERE, "processor": "Z80"}, 0.3)):
+        store.save(key, learned(plain_s))
+    assert plain_of(store.load_newest()) == 0.2
+
+
 def test_the_current_key_describes_this_machine() -> None:
     assert (HERE["threads"], HERE["kv_type"], HERE["exact"]) == (2, "f16", False)
     assert HERE["runtime"].startswith("llama-cpp-python 0.")
