@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.core.metrics import Meter, Metrics
+from edgespec.core.metrics import Meter, Metrics, ReadingClock
 from edgespec.core.protocols import PrefillProgress, Step
 
 
@@ -53,6 +53,14 @@ def test_cached_and_reasoning_tokens() -> None:
     meter.add(Step(1, (1, 2, 3), 4, 2, 3, at_s=13.0), reasoning=2)
     metrics = meter.metrics()
     assert (metrics.cached_tokens, metrics.reasoning_tokens) == (3, 3)
+
+
+def test_parts_of_a_prompt_that_end_at_one_moment_have_no_speed() -> None:
+    clock = ReadingClock(10.0)
+    speeds = [
+        clock.add(PrefillProgress(done, 30, 0), at_s).speed for done, at_s in ((10, 11.0), (20, 11.0), (30, 12.0))
+    ]
+    assert speeds == [None, None, 20.0]
 
 
 def test_nothing_yet() -> None:
