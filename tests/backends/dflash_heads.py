@@ -1,4 +1,4 @@
-"""Random-weight DFlash and DSpark heads for the embedded target, as GGUF files, and their forward pass in numpy."""
+"""Random-weight DFlash, DFlash2 and DSpark heads for the embedded target, as GGUF files, and their forward pass in numpy."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.gguf_models import TARGET, GgufBuilder
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_WIDTH, FFN = 256, (1, 3, 4, 5), 4, 2, 32, 192
 DEPTH, BLOCK, MASK, DRAFT_VOCABULARY, RANK = 2, 6, 4000, 500, 16
+TAPS, GROUP, CANDIDATES = 3, 16, 5  # of DFlash2
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Dialect:
     is_reduced    whether it has an output matrix of its own, for a part of the vocabulary
     window        positions that the first layer sees; 0 for all
     has_sections  whether the rotary embedding has sections, as for targets that read images
+    has_selector  whether it is of DFlash2
     """
 
     markov: bool | None = None
@@ -34,6 +36,7 @@ class Dialect:
     is_reduced: bool = False
     window: int = 0
     has_sections: bool = False
+    has_selector: bool = False
 
     @property
     def kind(self) -> HeadKind:
@@ -63,6 +66,8 @@ DIALECTS = {
     "reduced": Dialect(is_reduced=True),
     "window": Dialect(window=20),
     "sections": Dialect(has_sections=True),
+    "dflash2": Dialect(has_selector=True),
+    "dflash2 with sections": Dialect(has_selector=True, has_sections=True),
     "dspark": Dialect(markov=True),
     "dspark after the root": Dialect(markov=False),
     "dspark reduced": Dialect(markov=True, is_reduced=True),
@@ -121,8 +126,27 @@ def make_dflash(
         m.writer.add_bool("dflash.sample_from_anchor", dialect.markov)
         m.matrix("conf_proj", 1, HIDDEN + RANK)
         m.writer.add_tensor("conf_proj.bias", np.ones(1, np.float32))
+    if dialect.has_selector:
+        _add_selector(m, keys)
     m.save()
     return path
+
+
+def _add_selector(m: GgufBuilder, keys: dict[str, int]) -> None:
+    """Add what DFlash2 has besides; the keys that `keys` has are left out."""
+    own = {"conv_kernel_size": TAPS, "conv_group_size": GROUP, "selector_rank": RANK, "selector_top_k": CANDIDATES}
+    for key, number in own.items():
+        if key not in keys:
+            m.writer.add_uint32(f"dflash.{key}", number)
+    for b in range(DEPTH):
+        for part in ("attn", "ffn"):
+            base = m.rng.uniform(-0.3, 0.3, (2, TAPS, HIDDEN)).astype(np.float32)
+            base[:, 0] += 1
+            m.writer.add_tensor(f"blk.{b}.{part}_conv_base", base)
+            m.matrix(f"blk.{b}.{part}_conv_proj", 2 * TAPS * HIDDEN // GROUP, HIDDEN, gain=0.3)
+    for name in ("selector_predecessor", "selector_successor"):
+        m.matrix(name, m.vocab_size, RANK, gain=3.0)
+    m.matrix("selector_hidden", RANK, HIDDEN)
 
 
 _NAMES = {
@@ -158,10 +182,13 @@ class NumpyDflash(NumpyHead):
     def logits(self, features: Floats, root: int, best: Sequence[int] = ()) -> Floats:
         """[BLOCK - first, V] for the positions after `root`, whose position is n; `features` [n, layers * H].
 
-        `best`: for DSpark, the tokens that the rows before are taken to have chosen. Logits of tokens without a row
-        are -inf.
+        `best`: for DSpark and DFlash2, the tokens that the rows before are taken to have chosen. Logits of tokens
+        without a row, and of those that are no candidates, are -inf.
         """
-        z = self.scores(self.output(features.astype(np.float64), root))[self._dialect.first :]
+        output = self.output(features.astype(np.float64), root)[self._dialect.first :]
+        z = self.scores(output)
+        if self._dialect.has_selector:
+            z = np.stack([self._select(*each) for each in zip(output, z, [root, *best], strict=False)])
         if self._dialect.markov is not None:
             z = z + np.stack([self.bias(token) for token in [root, *best][: len(z)]])
         if "d2t" not in self.w:
@@ -169,3 +196,11 @@ class NumpyDflash(NumpyHead):
         scattered = np.full((len(z), len(self.embeddings)), -np.inf, np.float32)
         scattered[:, self.w["d2t"]] = z
         return scattered
+
+    def _select(self, output: Floats, scores: Floats, before: int) -> Floats:
+        """[V] the scores of a row of DFlash2 that follows the token `before`."""
+        candidates = np.argsort(scores)[-CANDIDATES:]
+        gate = self.w["selector_hidden.weight"] @ output * self.w["selector_predecessor.weight"][before]
+        found = np.full(len(scores), -np.inf)
+        found[candidates] = scores[candidates] + self.w["selector_successor.weight"][candidates] @ gate
+        return found

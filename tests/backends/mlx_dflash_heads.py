@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -102,10 +103,27 @@ class NumpyHead:
         x = self.embeddings[[root, *self.rows[1:]]]
         for i, (window, is_causal) in enumerate(zip(self.windows, self.is_causal, strict=True)):
             w = {k.removeprefix(f"layers.{i}."): v for k, v in self.w.items()}
-            x = x + self._attend(w, z, normed(x, w["input_layernorm.weight"]), window, is_causal)
-            y = normed(x, w["post_attention_layernorm.weight"])
-            x = x + feed_forward(y, *(w[f"mlp.{part}_proj.weight"] for part in ("gate", "up", "down")))
+            mix_in, mix_out = self._convolutions(w, "attn", y := normed(x, w["input_layernorm.weight"]))
+            x = x + mix_out(self._attend(w, z, mix_in(y), window, is_causal))
+            mix_in, mix_out = self._convolutions(w, "ffn", y := normed(x, w["post_attention_layernorm.weight"]))
+            matrices = (w[f"mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
+            x = x + mix_out(feed_forward(mix_in(y), *matrices))
         return normed(x, self.w["norm.weight"])
+
+    def _convolutions(self, w: Any, part: str, y: Any) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+        """What DFlash2 does with the rows before and after a `part` of a layer, whose normed input is `y`."""
+        if f"{part}_conv_base" not in w:
+            return (lambda rows: rows), (lambda rows: rows)
+        base = w[f"{part}_conv_base"]  # [2, taps, H]
+        taps, size = base.shape[1:]
+        coefficients = (y @ w[f"{part}_conv_proj.weight"].T).reshape(len(y), 2, taps, -1)
+        weights = base + np.repeat(coefficients, size // coefficients.shape[-1], axis=-1)  # one for each group
+
+        def mix(side: int, rows: Any) -> Any:
+            shifted = (np.concatenate([np.zeros((tap, size)), rows])[: len(rows)] for tap in range(taps))
+            return sum(weights[:, side, tap] * each for tap, each in enumerate(shifted))
+
+        return partial(mix, 0), partial(mix, 1)
 
     def scores(self, output: Any) -> Any:
         return output @ self.w.get("lm_head.weight", self.embeddings).T

@@ -113,6 +113,22 @@ def test_dflash(
         open_head(target, path, read_head(path) or Dialect().spec)
 
 
+@pytest.mark.parametrize(
+    ("keys", "match"),
+    [
+        ({"selector_top_k": 0}, "its rows have 0 candidates"),
+        ({"selector_top_k": 16}, "its rows have 16 candidates, and its states 256 numbers for their scores"),
+        ({"selector_rank": 8}, "llama.cpp cannot load"),
+        ({"conv_group_size": 7}, "llama.cpp cannot load"),
+    ],
+)
+def test_dflash2(target: LlamaModel, tmp_path: Path, keys: dict[str, int], match: str) -> None:
+    dialect = Dialect(has_selector=True)
+    path = make_dflash(tmp_path / "head.gguf", dialect, **keys)
+    with pytest.raises(EdgespecError, match=match):
+        open_head(target, path, dialect.spec)
+
+
 def test_tokens_of_dflash(target: LlamaModel, tmp_path: Path) -> None:
     path = make_dflash(tmp_path / "head.gguf")
     for token, named in ((None, "none"), (4096, "4,096 of 4,096")):

@@ -179,6 +179,8 @@ def test_the_last_hidden_states_are_those_of_the_text(tmp_path: Path) -> None:
         ("assistant", 9, 0.0),
         ("dflash", 4, 0.8),
         ("dflash", 12, 0.0),
+        ("dflash2", 4, 0.0),
+        ("dflash2", 12, 0.8),
         ("dspark reduced", 4, 0.0),
         ("dspark reduced", 12, 0.8),
     ],

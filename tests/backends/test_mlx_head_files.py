@@ -118,7 +118,8 @@ BLOCKS: list[tuple[str, type[EdgespecError], str, dict[str, Any], dict[str, Any]
     ("dflash", Unsupported, "scores 300 tokens and", {"tensors": {"lm_head.weight": mx.zeros((300, 256))}}, {}),
     ("dflash", Unsupported, "scores 4,096 tokens and", {"tensors": {"d2t": mx.zeros(300, mx.int64)}}, {}),
     ("dflash", InvalidModelFile, "lacks the tensor hidden_norm", {"tensors": {"hidden_norm.weight": None}}, {}),
-    ("dflash", InvalidModelFile, "which is not run", {"tensors": {"selector_hidden.weight": mx.ones(2)}}, {}),
+    ("dflash", InvalidModelFile, "which is not run", {"tensors": {"confidence_head.weight": mx.ones(2)}}, {}),
+    ("dflash", Unsupported, "a DFlash2 head", {"tensors": {"candidate_selector.hidden.weight": mx.ones(2)}}, {}),
     ("dflash", InvalidModelFile, "2 layers, its config.json names 3", {"config": {"num_hidden_layers": 3}}, {}),
     (
         "dflash",

@@ -296,9 +296,44 @@ class BlockContext(DraftContext):
     def start(self, text: Sequence[int]) -> None:
         """The rows of the block stay in the cache until `trim`."""
         tokens = [text[-1], *self._masks]
-        self._native.batch.chain(tokens, len(text) - 1, 0, outputs=len(tokens))
-        rows = self._native.decode()[self._first_row : len(tokens)]
-        self._rows = list(rows.copy())
+        self._rows = self._decode_block(tokens, len(text) - 1)
 
     def block(self, n: int) -> list[Logits]:
         return self._rows[:n]
+
+    def _decode_block(self, tokens: list[int], position: int) -> list[Logits]:
+        """The rows [V] that predict, of a block that begins at `position`."""
+        self._native.batch.chain(tokens, position, 0, outputs=len(tokens))
+        rows = self._native.decode()[self._first_row : len(tokens)]
+        return list(rows.copy())
+
+
+class SelectorContext(BlockContext):
+    """DFlash2: each row has a few candidates, whose scores depend on which candidate of the row before is chosen.
+
+    In place of logits the graph gives, as numbers of a state, the ids of a row's candidates and then their scores after
+    each candidate of the row before, in its order; after the root, the first scores of the first row hold. As for
+    DSpark, a row's distribution is that after the best candidates of the rows before.
+    """
+
+    def __init__(self, lib: Library, model: Any, params: Any, *, candidates: int, **settings: Any) -> None:
+        """`candidates`: of each row. Raises BackendError, Unsupported."""
+        enable, self._read = find_function("llama_set_embeddings_nextn"), find_function("llama_get_embeddings_nextn")
+        super().__init__(lib, model, params, **settings)
+        self._candidates, self._size = candidates, lib.api.llama_model_n_embd_out(model)
+        enable(self._native.handle, True, False)  # of all rows, without logits
+
+    def _decode_block(self, tokens: list[int], position: int) -> list[Logits]:
+        self._native.batch.chain(tokens, position, 0, outputs=0)
+        vocab_size = self._native.decode().shape[-1]
+        lattice = float_rows(self._read(self._native.handle), len(tokens), self._size)
+        n, chosen, rows = self._candidates, 0, []
+        for numbers in lattice[1:]:
+            scores = numbers[n * (1 + chosen) :][:n]
+            if np.isnan(scores.max()):
+                raise non_finite_error()
+            row = np.full(vocab_size, -np.inf, np.float32)
+            row[numbers[:n].astype(np.intp)] = scores
+            rows.append(row)
+            chosen = int(scores.argmax())
+        return rows

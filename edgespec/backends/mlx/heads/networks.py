@@ -198,6 +198,9 @@ class BlockNetwork(HeadNetwork):
     def __init__(self, folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts) -> None:
         """Raises InvalidModelFile, CacheError, BackendError; Unsupported for a head that the target does not fit."""
         self.layers, size = spec.layers or (), target.hidden_size
+        if any("selector" in name for name in arrays):
+            hint = "Take its GGUF file with a GGUF file of the model, or another head."
+            raise Unsupported("the head is a DFlash2 head, which edgespec runs on llama.cpp alone.", hint=hint)
         weights, shape = HeadWeights(arrays, HEAD_NAMES[spec.kind](arrays)), read_layer_shape(folder)
         self._eps = shape.eps
         self._fc = weights.linear("fc", size, len(self.layers) * size)
