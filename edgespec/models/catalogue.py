@@ -377,7 +377,8 @@ class Catalogue:
         if fit == "does not fit" or is_split or model.backend == "mlx":
             return replace(model, fit=fit)
         drafted = draft.read if draft and not target.mixture else None  # rows of a mixture read more than one row does
-        expected, faster = speed.estimate(target.read, drafted), speed.find_faster(target.read)
+        expected = speed.estimate(target.read, drafted)
+        faster = speed.find_faster(target.read, target.long_blocks)
         return replace(model, fit=fit, expected=expected, faster=faster)
 
 

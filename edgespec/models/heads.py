@@ -140,5 +140,6 @@ def naming_heads(named: Reference) -> Iterator[None]:
         raise InvalidModelFile(
             f"{named} is a trained head, and no model; llama.cpp reads heads as GGUF files, MLX as folders with "
             "config.json and safetensors.",
-            hint="Convert a folder by convert_hf_to_gguf.py HEAD --target-model-dir TARGET of llama.cpp.",
+            hint="Convert a folder with an EAGLE-3, DFlash, DFlash2 or DSpark head by convert_hf_to_gguf.py HEAD "
+            "--target-model-dir TARGET of llama.cpp; Medusa, Hydra and EAGLE-1 and 2 run on MLX alone.",
         ) from None

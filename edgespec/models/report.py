@@ -30,6 +30,7 @@ from edgespec.models.speed import (
     load_speed,
     measure_speed,
     read_by_type,
+    share_of_long_blocks,
 )
 from edgespec.progress import notice
 from edgespec.text.chat_template import profile_template
@@ -269,7 +270,7 @@ def _estimate_speed(planned: Plan, report: Callable[[str], None]) -> Speed | str
         return "its type of weights could not be measured on this machine"
     network = planned.network
     expected = alone.with_network(network.wait_s) if network is not None else alone
-    speed = Speed(expected, target, machine.find_faster(target.read))
+    speed = Speed(expected, target, machine.find_faster(target.read, target.long_blocks))
     if not planned.drafters:
         return speed
     is_apart = bool(planned.fit.memory.devices) and planned.options.gpu_layers_draft == 0
@@ -292,5 +293,7 @@ def describe_faster(target: ModelMetadata) -> str | None:
 
     Only what is stored of this machine is used.
     """
-    faster = load_speed().find_faster(read_by_type(target)) if isinstance(target, Header) else None
+    if not isinstance(target, Header):
+        return None
+    faster = load_speed().find_faster(read_by_type(target), share_of_long_blocks(target))
     return None if faster is None else f"{faster}; look for a {faster.name} file of this model"

@@ -20,9 +20,9 @@ from edgespec.models.file_selection import parse_quant
 from edgespec.models.fit import estimate_memory
 from edgespec.models.registry import About
 from edgespec.models.resolve import LocalModel, read_parts
-from edgespec.models.speed import read_by_type
+from edgespec.models.speed import read_by_type, share_of_long_blocks
 
-_VERSION = 7  # of the stored facts
+_VERSION = 8  # of the stored facts
 _BITS = 4.85  # a weight of a 4-bit model, the mean of Q4_K_M files of 7B to 70B
 _ADDED = 1.15  # memory over weights with a context of 8,192 tokens, if no header says more
 
@@ -38,6 +38,7 @@ class ModelFacts:
     parameters  in billions; None if nothing says
     mixture     whether rows may route to different experts
     exact       read from the header, not derived from the number of parameters
+    long_blocks  the share of the weights that types with blocks of 256 can hold, such as Q4_K
     """
 
     weights: int
@@ -46,6 +47,7 @@ class ModelFacts:
     parameters: float | None
     mixture: bool
     exact: bool = True
+    long_blocks: float = 1.0
 
 
 def guess_facts(about: About, name: str, size: int | None) -> ModelFacts | None:
@@ -84,4 +86,5 @@ def describe_model(model: ModelMetadata) -> ModelFacts:
         return ModelFacts(model.weight_bytes, needed, {}, None, mixture=False)
     parameters = sum(math.prod(tensor.shape) for tensor in model.tensors) / 1e9
     mixture = bool(model.own("expert_count"))
-    return ModelFacts(model.weight_bytes, needed, read_by_type(model), parameters, mixture)
+    blocks = share_of_long_blocks(model)
+    return ModelFacts(model.weight_bytes, needed, read_by_type(model), parameters, mixture=mixture, long_blocks=blocks)

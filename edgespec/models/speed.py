@@ -53,6 +53,8 @@ _MEASURABLE = GGML_NAMES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_
 _TRAINED = frozenset({"MXFP4", "NVFP4", "F16", "BF16", "F32"})  # other types of these weights are less exact
 _SAME_SIZE = 1.15  # the ratio of the bits of two types that are about as large
 _MUCH_FASTER = 1.25
+_LONG_BLOCK = 256  # elements of a row, of the K types
+_MOST = 0.9  # of the weights, for which a type is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,16 @@ def read_by_type(header: Header) -> dict[str, float]:
     return {**read, FORWARD: 1.0, BLOCK: float(blocks)}
 
 
+def share_of_long_blocks(header: Header) -> float:
+    """The share of the weights that a forward reads whose rows are made of whole blocks of 256.
+
+    llama.cpp keeps the others in larger types where a file is of one of the K types.
+    """
+    read = [each for each in header.tensors if len(each.shape) > 1]
+    longer = sum(each.nbytes for each in read if each.shape[0] % _LONG_BLOCK == 0)
+    return longer / max(1, sum(each.nbytes for each in read))
+
+
 @dataclass(frozen=True, slots=True)
 class FasterType:
     """Another type of about the same size, with which a forward of one row is `gain` times as fast."""
@@ -129,13 +141,18 @@ class MachineSpeed:
         drafted = self._forward_s(draft) if draft else {}
         return SpeedEstimate(rows, drafted.get(1)) if rows else None
 
-    def find_faster(self, read: Mapping[str, float]) -> FasterType | None:
-        """A type that would be much faster than that of most of the weights, at about the same size; None for none."""
+    def find_faster(self, read: Mapping[str, float], long_blocks: float = 1.0) -> FasterType | None:
+        """A type that would be much faster than that of most of the weights, at about the same size; None for none.
+
+        `long_blocks`: the share of the weights that types with blocks of 256 can hold.
+        """
         main, present = find_main_type(read), self._forward_s(read)
         if main is None or not present:
             return None
         found = None
         for name in find_similar(read) & self.rates.keys():
+            if GGML_NAMES[name].block_items == _LONG_BLOCK and long_blocks < _MOST:
+                continue
             as_large = read[main] * GGML_NAMES[name].bits / GGML_NAMES[main].bits
             others = {kind: n for kind, n in read.items() if kind != main}
             then = self._forward_s({**others, name: others.get(name, 0.0) + as_large})

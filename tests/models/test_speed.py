@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from edgespec.autopilot.store import save_entry
 from edgespec.backends.options import LoadOptions
 from edgespec.errors import InvalidModelFile
+from edgespec.formats.ggml_types import GGML_NAMES
+from edgespec.formats.gguf import TensorInfo
 from edgespec.models import speed
-from edgespec.models.speed import MachineSpeed, load_speed, measure_speed, save_speed
+from edgespec.models.speed import MachineSpeed, load_speed, measure_speed, save_speed, share_of_long_blocks
 
 SPEED = MachineSpeed({"Q4_0": {1: 1e-10, 4: 2e-10}, "Q4_1": {1: 1.6e-10, 4: 5e-10}, "Q8_0": {1: 0.9e-10, 4: 1.5e-10}})
 
@@ -88,6 +91,22 @@ def test_a_much_faster_type_of_the_same_size_is_named() -> None:
     assert "Q4_0 weights are 1.8 times as fast as Q4_1 weights on this machine" in str(faster)
     assert SPEED.find_faster({"Q4_0": 1e9}) is None and SPEED.find_faster({"Q8_0": 1e9}) is None
     assert SPEED.find_faster({"MXFP4": 1e9}) is None, "its model was trained so"
+
+
+def test_a_type_whose_blocks_do_not_fit_the_rows_is_not_named() -> None:
+    machine = MachineSpeed({"Q4_1": {1: 2e-10}, "Q4_K": {1: 1e-10}})
+    faster = machine.find_faster({"Q4_1": 1e9}, 0.95)
+    assert faster is not None and faster.name == "Q4_K"
+    assert machine.find_faster({"Q4_1": 1e9}, 0.17) is None
+
+
+def test_rows_of_whole_blocks_are_counted() -> None:
+    """Those of 576 elements, as SmolLM2-135M has them, are none; a norm's do not count."""
+    wide = speed._make_header("Q4_0", 2048, 1)
+    assert share_of_long_blocks(wide) == 1.0
+    shapes = {"a": (576, 100), "b": (1536, 100), "norm": (512,)}
+    tensors = tuple(TensorInfo(name, shape, GGML_NAMES["F16"], 0) for name, shape in shapes.items())
+    assert share_of_long_blocks(replace(wide, tensors=tensors)) == pytest.approx(1536 / (1536 + 576))
 
 
 def test_types_are_compared_by_the_time_of_a_weight() -> None:
