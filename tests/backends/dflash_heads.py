@@ -1,4 +1,4 @@
-"""Random-weight DFlash, DFlash2 and DSpark heads for the embedded target, as GGUF files, and their forward pass in numpy."""
+"""Random-weight DFlash, DFlash2 and DSpark heads for the embedded target as GGUF files, and their forward in numpy."""
 
 from __future__ import annotations
 
