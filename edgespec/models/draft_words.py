@@ -76,7 +76,7 @@ def format_word(word: str, spec: DrafterSpec) -> str:
 
 @contextmanager
 def naming_drafters(reference: str | None) -> Iterator[None]:
-    """Lists the drafters too if `reference` turns out to name no model: the user may have mistyped one."""
+    """Speaks of drafters too if `reference` turns out to name no model: the user may have mistyped one."""
     try:
         yield
     except UnknownModel as error:
@@ -86,7 +86,8 @@ def naming_drafters(reference: str | None) -> Iterator[None]:
         near = difflib.get_close_matches(reference.partition(":")[0], [*words, AUTO, NONE], n=1)
         start = f"Did you mean {near[0]}? " if near else ""
         hint = f"{start}Drafters: {', '.join(words)}. `edgespec list` shows the models."
-        raise UnknownModel(error.message, hint=hint) from None
+        message = f"no drafter is called {reference!a}, and {error.message.replace('There is', 'there is', 1)}"
+        raise UnknownModel(message, hint=hint) from None
 
 
 def _split(text: str) -> list[str]:

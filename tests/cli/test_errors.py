@@ -95,6 +95,14 @@ def test_a_draft_that_cannot_serve(cli: Cli, tmp_path: Path) -> None:
     refused(cli, 5, "No draft model is paired", "run", "x", "--model", str(TARGET), "--draft", "model")
 
 
+@pytest.mark.parametrize("name", ["jacobi", "jacobi:3", "ngram+jacobi"])
+def test_a_draft_that_names_nothing_is_told_with_the_drafters(cli: Cli, name: str) -> None:
+    part = name.removeprefix("ngram+")
+    error = refused(cli, 3, f"No drafter is called '{part}', and ", "run", "x", "--draft", name)
+    assert "hint: Drafters: ngram, suffix, recycling, model, " in error
+    assert "drafter" not in refused(cli, 3, "There is no file jacobi.gguf", "run", "x", "--draft", "jacobi.gguf")
+
+
 def test_memory_that_does_not_suffice_is_told_in_numbers(cli: Cli) -> None:
     error = refused(cli, 6, "GiB", "run", "x", "--ctx", "16000000")
     assert "--ctx" in error
@@ -143,7 +151,7 @@ def test_a_tokenizer_of_another_kind_is_told(cli: Cli, tmp_path: Path) -> None:
         (("run", "--raw", "--system", "Be brief.", "hi"), 2, "A system message needs the chat template."),
         (("serve", "x="), 2, "'x=' lacks a name or a model"),
         (("service", "systemd", "nosuch"), 3, "There is no model called 'nosuch'"),
-        (("draft", "compare", "python-6m", "nosuch"), 3, "There is no model called 'nosuch'"),
+        (("draft", "compare", "python-6m", "nosuch"), 3, "No drafter is called 'nosuch', and there is no model called"),
     ],
 )
 def test_what_is_missing_is_told_at_once(

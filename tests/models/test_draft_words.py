@@ -86,7 +86,7 @@ def test_a_mistyped_drafter_is_a_reference_whose_refusal_lists_the_drafters(word
     assert names(word) == [("model", word)]
     with pytest.raises(UnknownModel) as caught, naming_drafters(word):
         raise UnknownModel("There is no such model.", hint="Another hint.")
-    assert caught.value.message == "There is no such model."
+    assert caught.value.message == f"no drafter is called '{word}', and there is no such model."
     assert caught.value.hint.startswith(f"Did you mean {meant}? Drafters: ")
     assert all(each in caught.value.hint for each in ("ngram", "model", "pard", "layerskip", "`edgespec list`"))
 
