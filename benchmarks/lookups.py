@@ -1,8 +1,8 @@
 """Lookups and a draft model or head, alone and together: tau, acceptance, speed over plain decoding, time of drafting.
 
     uv run python -m benchmarks.lookups [--target T.gguf] [--arm ngram --arm recycling --arm ngram+recycling] \
-        [--draft D.gguf] [--prompts 20] [--chat QUESTIONS.jsonl] [--tokens 96] [--repeats 3] [--threads 1] \
-        [--temperature 0] [--memory] [--exact] [--curve 250:1=1,2=1.7,4=1.27,8=2.47,16=3.46] [--unit 0.1]
+        [--draft D.gguf] [--prompts 20] [--chat QUESTIONS.jsonl] [--per-category 1] [--tokens 96] [--repeats 3] \
+        [--threads 1] [--temperature 0] [--memory] [--exact] [--curve 250:1=1,2=1.7,4=1.27,8=2.47,16=3.46] [--unit 0.1]
 
 Arms run in turn on each prompt, in reverse order on every second one, each with statistics of its own, after a warm-up
 text. An arm is drafters joined by '+' for the autopilot; ":4" and ":4/7" behind them are a chain and a tree of fixed
@@ -84,7 +84,8 @@ class Arm:
 @click.option("--arm", "names", multiple=True, default=ARMS, show_default=True)
 @click.option("--prompts", "n", type=click.IntRange(1), default=20, show_default=True)
 @click.option("--category", "categories", multiple=True, type=click.Choice(CATEGORIES), help="[default: all]")
-@click.option("--chat", type=MODEL_PATH, help="Questions in JSONL, of which one of each category is asked in turn.")
+@click.option("--chat", type=MODEL_PATH, help="Questions in JSONL, of which some of each category are asked.")
+@click.option("--per-category", type=click.IntRange(1), default=1, show_default=True, help="Questions of --chat.")
 @click.option("--tokens", type=click.IntRange(4), default=96, show_default=True)
 @click.option("--repeats", type=click.IntRange(1), default=3, show_default=True)
 @click.option("--threads", default=1, show_default=True)
@@ -101,6 +102,7 @@ def main(
     n: int,
     categories: Sequence[str],
     chat: Path | None,
+    per_category: int,
     tokens: int,
     repeats: int,
     threads: int,
@@ -122,7 +124,7 @@ def main(
         curve = Profile(curve.rows, {name_draft(source): DraftCost({1: unit * curve.seconds(1)})})
     profile = curve or engine.measure(2.0)
     arms = [make_arm(name, profile, is_fixed=curve is not None) for name in ("plain", *names)]
-    prompts = [each for each in list_prompts(n, categories, chat) if fits(engine, each, context - tokens)]
+    prompts = [each for each in list_prompts(n, categories, chat, per_category) if fits(engine, each, context - tokens)]
     sampling = SamplingParams(temperature=temperature)
     for turn in range(repeats + 1):  # the first one is the warm-up
         for i, prompt in enumerate(prompts if turn else prompts[:1]):
@@ -142,11 +144,11 @@ def main(
     print_result("lookups", {**said, "arms": rows}, *filter(None, (target, draft)))
 
 
-def list_prompts(n: int, categories: Sequence[str], chat: Path | None) -> list[Prompt]:
-    """`n` shipped texts, or questions of a file."""
+def list_prompts(n: int, categories: Sequence[str], chat: Path | None, per_category: int) -> list[Prompt]:
+    """`n` shipped texts, or questions of a file, `per_category` of each at most."""
     if chat is None:
         return [each.turns[0] for each in take_in_turn(n, categories)]
-    return [(Message("user", each.turns[0]),) for each in take_per_category(read_prompts(chat), 1)[:n]]
+    return [(Message("user", each.turns[0]),) for each in take_per_category(read_prompts(chat), per_category)[:n]]
 
 
 def load_draft(target: Model, path: Path, options: LoadOptions) -> Model | AttachedHead:
