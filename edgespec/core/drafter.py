@@ -69,6 +69,8 @@ class Drafter(Protocol):
     is_async     whether `draft_async` makes chains in this generation
     grows_trees  whether its units continue siblings too if the budget asks for a tree
     pads_batch   whether it drafts beside others only if further rows of a forward take little time
+    whole_size   the size of its drafts where it drafts alone and all their rows take next to no time; None if the
+                 controller chooses among its tokens even then
     """
 
     name: str
@@ -79,6 +81,7 @@ class Drafter(Protocol):
     is_async: bool = False
     grows_trees: bool = False
     pads_batch: bool = False
+    whole_size: Budget | None = None
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         """A generation starts from `text`, which may continue the last one or be another; nothing expensive here.

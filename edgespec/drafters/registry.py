@@ -79,14 +79,16 @@ class SlotResources:
 class DrafterSpec:
     """A kind of drafter.
 
-    name     in `--draft`, in statistics and beside its tokens: lower-case letters, digits and hyphens
-    summary  one line for help, the drafter list and `doctor`
-    open     makes the drafter of one slot; raises EdgespecError or ValueError
-    needs    what has to be loaded for it: 'nothing', a draft 'model', a trained 'head', a part of the 'target', or the
-             'memory' of earlier texts
-    draws    whether it can draw its tokens at random, for the rejection rules
-    words    what names it in `--draft`, if not `name`
-    in_auto  whether 'auto' takes it, if it is available
+    name       in `--draft`, in statistics and beside its tokens: lower-case letters, digits and hyphens
+    summary    one line for help, the drafter list and `doctor`
+    open       makes the drafter of one slot; raises EdgespecError or ValueError
+    needs      what has to be loaded for it: 'nothing', a draft 'model', a trained 'head', a part of the 'target', or
+               the 'memory' of earlier texts
+    draws      whether it can draw its tokens at random, for the rejection rules
+    words      what names it in `--draft`, if not `name`
+    in_auto    whether 'auto' takes it, if it is available
+    configure  reads the options that follow the name and a colon in `--draft`, and returns the `open` for them; raises
+               InvalidRequest. None if it takes no options
     """
 
     name: str
@@ -96,6 +98,7 @@ class DrafterSpec:
     draws: bool = False
     words: tuple[str, ...] = ()
     in_auto: bool = True
+    configure: Callable[[str], Callable[[SlotResources], Drafter]] | None = None
 
     @property
     def all_words(self) -> tuple[str, ...]:
@@ -125,10 +128,12 @@ def _built_in() -> Mapping[str, DrafterSpec]:
     heads = (spec(kind, summary, needs="head", draws=True) for kind, summary in _HEADS.items())
     words = ("layerskip", "skip", "qspec", "sparse")
     summary = "the target itself with fewer layers, fewer bits or less context"
+    guesses = "n-grams of the target's own guesses, which it makes where 55 more rows take at most 0.1 of a plain step"
     specs = (
         spec("ngram", "what followed the same tokens earlier in the text"),
         spec("suffix", "what followed the same tokens in earlier texts", needs="memory"),
         spec("recycling", "what the target found probable after the same token before", in_auto=False),
+        spec("lookahead", guesses, in_auto=False, configure=_configure_lookahead),
         spec("model", "a small model of the same family", needs="model", draws=True),
         *heads,
         spec("pard", "a PARD model: several tokens in one forward", needs="model", draws=True),
@@ -190,6 +195,8 @@ def _open(name: str, resources: SlotResources) -> Drafter:
 
             load = partial(SuccessorTable.load, vocab_size)
             return RecyclingDrafter(lambda: load(None) if memory.space is None else memory.space.table(name, load))
+        case "lookahead":
+            return _configure_lookahead(None)(resources)
         case "pard":
             if resources.mask_token is None:
                 raise ValueError("this model names no mask token, so it is not a PARD model")
@@ -199,3 +206,11 @@ def _open(name: str, resources: SlotResources) -> Drafter:
     if head is None:
         raise ValueError("no head was loaded for this drafter")
     return BlockDrafter(name, head) if isinstance(head, BlockSession) else SequentialDrafter(name, head)
+
+
+def _configure_lookahead(options: str | None) -> Callable[[SlotResources], Drafter]:
+    """`options` is W,N,G; None for the usual window. Raises InvalidRequest."""
+    from edgespec.drafters.lookahead import LookaheadDrafter, WindowShape, parse_shape
+
+    shape = WindowShape() if options is None else parse_shape(options)
+    return lambda resources: LookaheadDrafter(shape)

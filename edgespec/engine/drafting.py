@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from edgespec.autopilot.adaptive import Adaptive
+from edgespec.autopilot.cost_model import CostModel
 from edgespec.autopilot.fixed import FixedLength
 from edgespec.autopilot.speculation import DRAWN_RULES, Rule, Speculation
 from edgespec.autopilot.stats import DraftStats
@@ -16,6 +18,8 @@ from edgespec.core.rng import CounterRng
 from edgespec.core.sampling import Sampler
 from edgespec.core.verify import BlockVerification, SampleMatching, TargetDistribution, TokenRejection
 from edgespec.drafters.candidates import RequestDraw
+
+_NEARLY_FREE = 1.1  # plain steps that a draft may take to be scored whole
 
 
 def make_verifier(rule: Rule, distribution: TargetDistribution, seed: int) -> Verifier:
@@ -33,6 +37,15 @@ def make_draw(rule: Rule, sampler: Sampler, seed: int, *, is_tree: bool) -> Toke
         return None
     rng = np.random.Generator(np.random.PCG64([seed & 0xFFFFFFFF, 2]))
     return RequestDraw(sampler, rng, takes_trees=is_tree and rule == "rejection")
+
+
+def score_whole(spec: Speculation, target: Session, drafters: Sequence[Drafter], costs: CostModel) -> Speculation:
+    """`spec`, without the autopilot for a drafter alone whose `whole_size` takes next to no time."""
+    size = drafters[0].whole_size if len(drafters) == 1 else None
+    if size is None or not target.capabilities.tree:
+        return spec
+    is_nearly_free = costs.seconds(1 + size.nodes) <= _NEARLY_FREE * costs.seconds(1)
+    return replace(spec, draft_max=size.depth, draft_tree=size.nodes) if is_nearly_free else spec
 
 
 def make_fixed_controller(

@@ -29,7 +29,13 @@ from edgespec.core.protocols import Controller, Movable, Verifier
 from edgespec.core.sampling import Sampler
 from edgespec.engine.constraints import compile_constraint, constrain, list_unenforced
 from edgespec.engine.drafter_pool import DrafterPool
-from edgespec.engine.drafting import make_adaptive_controller, make_draw, make_fixed_controller, make_verifier
+from edgespec.engine.drafting import (
+    make_adaptive_controller,
+    make_draw,
+    make_fixed_controller,
+    make_verifier,
+    score_whole,
+)
 from edgespec.engine.events import AnswerStart, Event, Notice, PrefixLoss, Prompt, Request, SlotState
 from edgespec.engine.generation import Generation, time_rows
 from edgespec.engine.grammar_compiler import GrammarCompiler
@@ -328,6 +334,8 @@ class Engine:
         rule = spec.choose_rule(temperature, seeded=request.seed is not None)
         draw = make_draw(rule, sampler, seed, is_tree=spec.is_tree)
         controller: Controller
+        if spec.is_adaptive:
+            spec = score_whole(spec, slot.target, drafters, self.draft_stats.costs)
         if spec.is_adaptive:
             # Acceptance is learned apart for each way to sample.
             sampling = f"{rule} at {temperature:.1f}{', structured' if request.structure else ''}"

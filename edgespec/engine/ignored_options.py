@@ -18,7 +18,7 @@ def find_ignored_options(target: Model, speculation: Speculation, planned: Plan,
         value = getattr(config, option)
         if speculation.is_plain and value not in (None, 0, "auto"):
             yield f"--{option.replace('_', '-')} {value} has no effect, since {reason}."
-    if target.no_tree_reason is not None and speculation.is_tree:
+    if target.no_tree_reason is not None and (speculation.is_tree or "lookahead" in speculation.drafters):
         yield f"This model takes chains, not trees, since {target.no_tree_reason}."
     places = ("gpu_layers", "gpu_layers_draft", "n_cpu_moe", "device", "tensor_split", "override_tensor")
     facts = planned.metadata

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from edgespec.backends.attached_draft import parse
 from edgespec.drafters.registry import SELF, DrafterSpec, drafter_specs, find_spec
@@ -12,7 +13,7 @@ from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.models.drafts import DrafterPlan
 
 AUTO, NONE = "auto", "none"
-_OPTIONS = {"layerskip": "[:K]", "qspec": "[:BITS]", "sparse": "[:SINK,WINDOW]"}
+_OPTIONS = {"layerskip": "[:K]", "qspec": "[:BITS]", "sparse": "[:SINK,WINDOW]", "lookahead": "[:W,N,G]"}
 _SHORT_FORM = "skip"  # accepted, but not listed
 
 
@@ -34,6 +35,8 @@ def parse_draft(text: str) -> list[DrafterPlan]:
             term = DrafterPlan(drafter_specs()["model"], part)
         elif spec.name == SELF:
             term = DrafterPlan(spec, self_draft=parse("+".join(methods)))
+        elif colon and spec.configure is not None:
+            term = DrafterPlan(replace(spec, open=spec.configure(rest)))
         elif colon and spec.needs not in ("model", "head"):
             raise InvalidRequest(f"the drafter '{word}' takes no options.", hint=f"Write {word} alone.")
         else:

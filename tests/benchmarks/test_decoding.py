@@ -34,7 +34,7 @@ def test_parity(program: Program) -> None:
 
 
 def test_lookups(program: Program) -> None:
-    names = ("ngram", "recycling:2/4", "model", "model:2/6")
+    names = ("ngram", "recycling:2/4", "lookahead:9/55", "model", "model:2/6")
     arms = [word for name in names for word in ("--arm", name)]
     sizes = ("--prompts", 1, "--tokens", 8, "--repeats", 1)
     prices = ("--draft", DRAFT, "--curve", "9:1=1,64=1", "--unit", 0.1)

@@ -23,7 +23,7 @@ from tests.cli.conftest import COMMAND, Cli
 from tests.gguf_models import REPOSITORY
 
 HEADS = [name for name, spec in registry.drafter_specs().items() if spec.needs == "head"]
-WORDS = ["ngram", "suffix", "recycling", "model", *HEADS, "pard", "layerskip", "qspec", "sparse"]
+WORDS = ["ngram", "suffix", "recycling", "lookahead", "model", *HEADS, "pard", "layerskip", "qspec", "sparse"]
 
 
 @pytest.fixture

@@ -93,13 +93,14 @@ def test_a_draft_that_cannot_serve(cli: Cli, tmp_path: Path) -> None:
     error = refused(cli, 5, "cannot draft for this target", "run", "x", "--draft", str(other))
     assert "'retorn'" in error and "'return'" in error
     refused(cli, 5, "No draft model is paired", "run", "x", "--model", str(TARGET), "--draft", "model")
+    refused(cli, 2, "N of lookahead must be at least 2, not 1.", "run", "x", "--draft", "lookahead:7,1,7")
 
 
 @pytest.mark.parametrize("name", ["jacobi", "jacobi:3", "ngram+jacobi"])
 def test_a_draft_that_names_nothing_is_told_with_the_drafters(cli: Cli, name: str) -> None:
     part = name.removeprefix("ngram+")
     error = refused(cli, 3, f"No drafter is called '{part}', and ", "run", "x", "--draft", name)
-    assert "hint: Drafters: ngram, suffix, recycling, model, " in error
+    assert "hint: Drafters: ngram, suffix, recycling, lookahead, model, " in error
     assert "drafter" not in refused(cli, 3, "There is no file jacobi.gguf", "run", "x", "--draft", "jacobi.gguf")
 
 

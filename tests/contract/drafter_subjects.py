@@ -47,8 +47,9 @@ HEADS = {runtime: kinds_on(runtime) for runtime in ("llama.cpp", "mlx")}
 # A draft of fewer bits keeps its own keys and values of the tokens that were accepted, so its scores depend on them.
 _TOLERANCE = {"llama.cpp": 1e-3, "mlx": 2e-3, "qspec:4 on llama.cpp": 0.25}
 
-WITHOUT_ATTACHED = ("ngram", "suffix", "recycling", "model", "pard", "automaton")  # a plugin
-LEARNING = ("recycling",)  # from scores
+LOOKAHEAD = "lookahead:2,3,2"  # a window that the small drafts here have room for
+WITHOUT_ATTACHED = ("ngram", "suffix", "recycling", LOOKAHEAD, "model", "pard", "automaton")  # a plugin
+LEARNING = ("recycling", "lookahead")  # from scores
 NAMES = [
     *(f"{drafter} on {runtime}" for runtime in TOYS for drafter in WITHOUT_ATTACHED),
     *(f"{each} on {runtime}" for runtime in METHODS for each in (*WITHOUT_ATTACHED, *METHODS[runtime])),
@@ -116,7 +117,10 @@ class Loader:
     def load(self, name: str) -> Subject:
         """A subject of NAMES."""
         drafter, runtime = name.split(" on ")
-        spec = drafter_specs().get(drafter) or drafter_specs()[SELF]
+        word, _, options = drafter.partition(":")
+        spec = drafter_specs().get(word) or drafter_specs()[SELF]
+        if spec.configure is not None:
+            spec = replace(spec, open=spec.configure(options))
         target = self._model(runtime, _target_of(drafter, runtime))
         source: Model | AttachedDraft | AttachedHead | None = None
         if spec.needs == "model":

@@ -14,6 +14,7 @@ from edgespec.backends.toy_session import ToyModel, ToySession
 from edgespec.core.drafter import Drafter
 from edgespec.drafters import registry
 from edgespec.drafters.block import BlockDrafter
+from edgespec.drafters.lookahead import LookaheadDrafter
 from edgespec.drafters.ngram import NgramDrafter
 from edgespec.drafters.recycling import RecyclingDrafter
 from edgespec.drafters.registry import SELF, SlotResources, drafter_specs, find_spec, refused_plugins
@@ -50,7 +51,7 @@ def install(tmp_path: Path) -> Iterator[Install]:
 
 
 HEADS = ["mtp", "eagle3", "eagle", "dflash", "dspark", "medusa", "hydra"]
-BUILT_IN = ["ngram", "suffix", "recycling", "model", *HEADS, "pard", SELF]
+BUILT_IN = ["ngram", "suffix", "recycling", "lookahead", "model", *HEADS, "pard", SELF]
 GOOD = "SPEC = DrafterSpec('silent', 'proposes nothing', opened)\n"
 
 
@@ -68,6 +69,7 @@ def test_the_built_in_drafters() -> None:
         "ngram": NgramDrafter,
         "suffix": SuffixDrafter,
         "recycling": RecyclingDrafter,
+        "lookahead": LookaheadDrafter,
         "model": SequentialDrafter,
         **dict.fromkeys(HEADS, SequentialDrafter),
         "pard": BlockDrafter,
@@ -77,7 +79,7 @@ def test_the_built_in_drafters() -> None:
         drafter = specs[name].open(make_resources(mask_token=7))
         assert isinstance(drafter, kind) and drafter.name == name
     assert [name for name in BUILT_IN if specs[name].draws] == ["model", *HEADS, "pard", SELF]
-    assert [name for name in BUILT_IN if not specs[name].in_auto] == ["recycling"]
+    assert [name for name in BUILT_IN if not specs[name].in_auto] == ["recycling", "lookahead"]
     assert specs["ngram"].needs == "nothing" and specs[SELF].needs == "target"
 
 

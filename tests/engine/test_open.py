@@ -263,6 +263,14 @@ def test_experts_that_a_model_has_not_are_told(
     assert f"--n-cpu-moe has no effect, since {reason}." in heard.notices
 
 
+def test_a_window_that_is_not_scored_is_told(open_: Open, heard: Heard) -> None:
+    told = "This model takes chains, not trees, since its 2 parallel answers have caches of their own."
+    for draft in ("ngram", "lookahead:3,3,3"):
+        assert told not in heard.notices
+        open_(LoadConfig("python-6m", "llamacpp", draft, load=replace(ONE, caches=2)))
+    assert told in heard.notices
+
+
 def test_a_mistyped_drafter_is_refused_with_the_list(open_: Open) -> None:
     for config in (LoadConfig(load=ONE, draft="ngrm"), LoadConfig(backend="toy", draft="ngrm")):
         with pytest.raises(UnknownModel) as caught:

@@ -103,6 +103,8 @@ def test_the_words_of_all_drafters_are_listed_with_their_options() -> None:
     assert all(parse_draft(word)[0].spec is spec for word, spec in list_words())
     shown = describe_words()
     heads = "mtp[:REF], eagle3[:REF], eagle[:REF], dflash[:REF], dspark[:REF], medusa[:REF], hydra[:REF]"
-    assert shown.startswith("auto, none, ngram, suffix, recycling, model[:REF], pard[:REF], layerskip[:K], ")
+    assert shown.startswith(
+        "auto, none, ngram, suffix, recycling, lookahead[:W,N,G], model[:REF], pard[:REF], layerskip[:K], "
+    )
     assert f", {heads} (trained heads of the target), or a model" in shown
     assert " skip" not in shown

@@ -17,6 +17,7 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "ngram in trees": {"draft": "ngram", "draft_max": 4, "draft_tree": 10},
     "suffix": {"draft_max": 4, "memory": True},
     "recycling": {"draft_max": 3, "draft_tree": 10},
+    "lookahead:3,3,3": {"draft_max": 3, "draft_tree": 11},
     "layerskip:24": {"draft_max": 3},
     "qspec": {"draft_max": 3},
     "sparse:4,32": {"draft_max": 3},

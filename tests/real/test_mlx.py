@@ -18,6 +18,7 @@ from tests.real.texts import ANSWER, IS_NIGHTLY, Ask, Judge, load
 DRAFTS: dict[str, dict[str, Any]] = {
     "ngram": {"draft_max": 3, "draft_tree": 6},
     "recycling": {"draft_max": 3, "draft_tree": 6},
+    "lookahead:2,3,2": {"draft_max": 2, "draft_tree": 7},
     "layerskip:24": {"draft_max": 2},
     "sparse:4,16": {"draft_max": 2},
 }

@@ -20,6 +20,7 @@ SEEDED: dict[str, dict[str, Any]] = {
     "ngram": {"draft_max": 4, "draft_tree": 8},
     "suffix": {"draft_max": 4, "memory": True},
     "recycling": {"draft_max": 3, "draft_tree": 8},
+    "lookahead:3,3,3": {"draft_max": 3, "draft_tree": 11},
     "sparse:4,32": {"draft_max": 3},
     "model": {"draft_max": 3},
 }

@@ -108,12 +108,12 @@ async def test_draft(chat: Driver) -> None:
     text = await chat.ask("hello")
     await chat.hears(
         "/draft",
-        "draft: ngram+model (choose from auto, none, ngram, suffix, recycling, model[:REF], pard[:REF], ",
+        "draft: ngram+model (choose from auto, none, ngram, suffix, recycling, lookahead[:W,N,G], model[:REF], ",
     )
     await chat.hears(
         "/draft nonsense",
         "no toy model 'nonsense'",
-        "Drafters: ngram, suffix, recycling, model, ",
+        "Drafters: ngram, suffix, recycling, lookahead, model, ",
         kind="error",
     )
     await chat.idle()
