@@ -26,16 +26,16 @@ from edgespec.server.fields import (
     Function,
     GenerationBody,
     Parts,
+    Said,
     SamplingBody,
     Stops,
     ThinkingBody,
     Tokens,
     join_lines,
-    join_result,
     join_text,
     require_fields,
-    warn_of_results,
 )
+from edgespec.server.media import warn_of_media
 from edgespec.text.chat_template import Message
 
 _TOOL_CHOICES: dict[str, ToolChoiceMode] = {"auto": "auto", "any": "required", "tool": "auto", "none": "none"}
@@ -56,6 +56,9 @@ class ContentBlock(ContentPart):
     content: str | Parts | None = None
 
 
+_SILENT = ("tool_use", "thinking", "redacted_thinking")  # blocks that are no text of a message, and are not left out
+
+
 class AnthropicMessage(Body):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[ContentBlock], MANY]
@@ -70,7 +73,7 @@ class AnthropicMessage(Body):
             match block.type:
                 case "tool_result":
                     require_fields(tool_use_id=block.tool_use_id)
-                    yield make_message("tool", join_result(block.content), tool_call_id=block.tool_use_id)
+                    yield make_message("tool", join_text(block.content), tool_call_id=block.tool_use_id)
                 case "tool_use":
                     require_fields(id=block.id, name=block.name)
                     calls.append(format_call(block.id, block.name, block.input))
@@ -82,10 +85,17 @@ class AnthropicMessage(Body):
         if text or calls or all(block.type != "tool_result" for block in self.content):
             yield make_message(self.role, text, tool_calls=calls or None, reasoning_content=reasoning or None)
 
-    def results(self) -> list[str | list[ContentPart] | None]:
-        """What tools have said."""
-        blocks = [] if isinstance(self.content, str) else self.content
-        return [block.content for block in blocks if block.type == "tool_result"]
+    def said(self) -> Iterator[Said]:
+        if isinstance(self.content, str):
+            yield Said(self.role, self.content)
+            return
+        for block in self.content:
+            if block.type == "tool_result":
+                yield Said("tool", block.content)
+            elif block.type in _SILENT:
+                yield Said(self.role, None)
+            else:
+                yield Said(self.role, [block])
 
 
 class AnthropicTool(Function):
@@ -132,12 +142,17 @@ class CountRequest(ThinkingBody):
     thinking: AnthropicThinking | None = None
     output_config: OutputConfig | None = None
 
+    def said(self) -> Iterator[Said]:
+        yield Said("system", _drop_signature(self.system))
+        for turn in self.messages:
+            yield from turn.said()
+
     def generation_spec(self) -> GenerationSpec:
         choice, given = self.tool_choice or ToolChoice(type="auto"), self.thinking or AnthropicThinking(type="adaptive")
         if choice.type == "tool" and choice.name is None:
             raise InvalidRequest("tool_choice of type 'tool' needs a name.", hint="Set tool_choice.name.")
         is_single = choice.disable_parallel_tool_use
-        system = _join_system(self.system)
+        system = join_text(_drop_signature(self.system))
         told = (make_message("system", system),) if system else ()
         prompt, start = (*told, *(each for turn in self.messages for each in turn.messages())), None
         if prompt[-1].role == "assistant" and not prompt[-1].extra.get("tool_calls"):  # its text is continued
@@ -154,7 +169,7 @@ class CountRequest(ThinkingBody):
                 self.output_config.effort if self.output_config is not None else None,
                 self.reasoning_budget_tokens if given.budget_tokens is None else given.budget_tokens,
             ),
-            warnings=warn_of_results(result for turn in self.messages for result in turn.results()),
+            warnings=warn_of_media(self.said()),
         )
 
 
@@ -162,10 +177,8 @@ _VOLATILE = "x-anthropic-billing-header:"
 """How a block begins with which Claude Code signs each request; no prompt would begin like the one before it."""
 
 
-def _join_system(system: str | list[ContentPart] | None) -> str:
-    if isinstance(system, list):
-        system = [block for block in system if not block.text.startswith(_VOLATILE)]
-    return join_text(system)
+def _drop_signature(system: str | list[ContentPart] | None) -> str | list[ContentPart] | None:
+    return [each for each in system if not each.text.startswith(_VOLATILE)] if isinstance(system, list) else system
 
 
 class MessagesRequest(CountRequest, SamplingBody, GenerationBody):

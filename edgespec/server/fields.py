@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -228,6 +228,10 @@ class GenerationBody(ResidencyBody, ABC):
         self.require_supported()
         return [self.generation_spec()]
 
+    def said(self) -> Iterator[Said]:
+        """What the messages say, in their order; nothing where there are none."""
+        return iter(())
+
     @property
     def warnings(self) -> tuple[str, ...]:
         """What of the fields is not followed, in sentences."""
@@ -286,59 +290,62 @@ class FunctionTool(Body):
 
 
 _TEXTS = ("text", "input_text", "output_text", "refusal")
+_IMAGES = ("image", "image_url", "input_image")
+TEXT_ONLY = "the model reads text only"
 
 
 class ContentPart(Body):
-    """A part of a message, of which there are many types."""
+    """A part of a message, of which there are many types. Those that are not text keep their fields."""
+
+    model_config = ConfigDict(extra="allow")
 
     type: str
     text: str = Field(default="", validation_alias=AliasChoices("text", "refusal"))
 
+    @property
+    def is_text(self) -> bool:
+        return self.type in _TEXTS
+
+    @property
+    def kind(self) -> str:
+        """What a user calls it, if it is not text."""
+        return "image" if self.type in _IMAGES else self.type[:100]
+
+    def dump(self) -> dict[str, Any]:
+        """Its fields, without the mark by which Claude Code says how far a prompt should be cached: it moves on."""
+        return self.model_dump(exclude={"cache_control"})
+
 
 Parts = Annotated[list[ContentPart], MANY]
+Content = str | Sequence[ContentPart] | None
 
 
-def join_text(content: str | Sequence[ContentPart] | None) -> str:
-    """The text of a message's content; its parts are lines, as in llama.cpp's server. Raises InvalidRequest for a part
-    that is not text.
+class Said(NamedTuple):
+    """What a message, or a part of one, says. `role` is "tool" for results of tools."""
+
+    role: str
+    content: Content
+
+    @property
+    def pieces(self) -> list[str | ContentPart]:
+        """Its texts, and the parts that are not text."""
+        if self.content is None or isinstance(self.content, str):
+            return [self.content or ""]
+        return [part.text if part.is_text else part for part in self.content]
+
+
+def join_text(content: Content) -> str:
+    """The text of a message's content; its parts are lines, as in llama.cpp's server. A part that is not text is named
+    in its place.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    for part in content:
-        if part.type not in _TEXTS:
-            raise InvalidRequest(f"content of type '{part.type[:100]}' is not supported.", hint="Send text only.")
-    return join_lines(part.text for part in content)
+    return join_lines(part.text if part.is_text else f"[{part.kind} left out: {TEXT_ONLY}]" for part in content)
 
 
 def join_lines(texts: Iterable[str]) -> str:
     """The texts that are not empty, with line breaks between them."""
     return "\n".join(filter(None, texts))
-
-
-_IMAGES = ("image", "image_url", "input_image")
-_TEXT_ONLY = "the model reads text only"
-
-
-def join_result(content: str | Sequence[ContentPart] | None) -> str:
-    """The text of a tool's result. What is not text is named in its place: an agent cannot take a result back, so its
-    session would end with a refusal.
-    """
-    if content is None or isinstance(content, str):
-        return content or ""
-    return join_lines(
-        part.text if part.type in _TEXTS else f"[{_name_kind(part)} left out: {_TEXT_ONLY}]" for part in content
-    )
-
-
-def warn_of_results(contents: Iterable[str | Sequence[ContentPart] | None]) -> tuple[str, ...]:
-    """A warning for each kind of content that `join_result` leaves out."""
-    parts = (part for content in contents if not isinstance(content, str | None) for part in content)
-    kinds = dict.fromkeys(_name_kind(part) for part in parts if part.type not in _TEXTS)
-    return tuple(f"{kind} content in a tool's result is left out: {_TEXT_ONLY}." for kind in kinds)
-
-
-def _name_kind(part: ContentPart) -> str:
-    return "image" if part.type in _IMAGES else part.type[:100]
 
 
 def require_fields(**fields: str) -> None:

@@ -29,6 +29,7 @@ from edgespec.models.load_config import LoadConfig
 from edgespec.server.answers import Writer
 from edgespec.server.fields import GenerationBody
 from edgespec.server.http import EventStream, Policy, respond_unless_disconnected
+from edgespec.server.media import require_text
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.record import request_context
 from edgespec.server.remote import RemoteSlot
@@ -224,6 +225,7 @@ async def generate(
         answers = await slot.answers(body, await request.body(), remembers=memory == MemoryUse())
     else:
         owner = request_context().caller.owner
+        require_text(body.said(), owner)
         specs = [
             replace(spec, warnings=(*spec.warnings, *body.warnings, *warnings), memory=memory, owner=owner)
             for spec in body.generation_specs()

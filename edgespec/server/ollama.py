@@ -28,16 +28,17 @@ from edgespec.server.fields import (
     Body,
     FunctionTool,
     GenerationBody,
+    Said,
     SamplingBody,
     Stop,
     Stops,
     Temperature,
     ThinkingBody,
     warn_of_fields,
-    warn_of_results,
 )
 from edgespec.server.http import BodyRoute, EventStream, GetRoute, HttpError, JsonResponse, dump_json, require_manager
 from edgespec.server.inputs import EmbeddingRequest, embedding_route
+from edgespec.server.media import warn_of_media
 from edgespec.server.models import AnySlot, Models, generate, require_local
 from edgespec.server.openai import ChatMessage
 from edgespec.server.record import request_context
@@ -209,13 +210,16 @@ class OllamaChatRequest(OllamaBody):
     def writer(self) -> LineWriter:
         return LineWriter(self.model, format_message)
 
+    def said(self) -> Iterator[Said]:
+        return (each.said() for each in self.messages)
+
     def generation_spec(self) -> GenerationSpec:
         messages, start, last = tuple(each.message() for each in self.messages), None, self.messages[-1]
         if last.role == "assistant" and last.content and not last.tool_calls:
             messages, start = split_start(messages)
         tools = tuple(each.function.tool() for each in self.tools or ())
         spec = self.make_spec(messages, start=start, tools=tools)
-        return replace(spec, warnings=(*spec.warnings, *warn_of_results(each.result for each in self.messages)))
+        return replace(spec, warnings=(*spec.warnings, *warn_of_media(self.said())))
 
 
 class OllamaGenerateRequest(OllamaBody):

@@ -39,16 +39,16 @@ from edgespec.server.fields import (
     GenerationBody,
     Parts,
     ResponseFormat,
+    Said,
     SamplingBody,
     Stop,
     Stops,
     ThinkingBody,
     Tokens,
     check_number,
-    join_result,
     join_text,
-    warn_of_results,
 )
+from edgespec.server.media import warn_of_media
 from edgespec.text.chat_template import Message
 
 TokenId = Annotated[str, StringConstraints(pattern=r"^\d{1,9}$")]
@@ -239,20 +239,18 @@ class ChatMessage(Body):
     tool_call_id: str | None = None
     prefix: bool | None = None
 
-    @property
-    def result(self) -> str | list[ContentPart] | None:
-        """What a tool has said; None in other messages."""
-        if self.role != "tool" or not self.images:
-            return self.content if self.role == "tool" else None
+    def said(self) -> Said:
+        """The content with the images, which Ollama's messages have beside it."""
+        if not self.images:
+            return Said(self.role, self.content)
         texts = [ContentPart(type="text", text=self.content)] if isinstance(self.content, str) else self.content or []
-        return [*texts, *(ContentPart(type="image") for _ in self.images)]
+        images = [ContentPart.model_validate({"type": "image", "data": image}) for image in self.images]
+        return Said(self.role, [*texts, *images])
 
     def message(self) -> Message:
-        if self.images and self.role != "tool":
-            raise InvalidRequest("images is not supported.", hint="Remove images.")
         return make_message(
             "system" if self.role == "developer" else self.role,
-            join_result(self.result) if self.role == "tool" else join_text(self.content),
+            join_text(self.said().content),
             name=self.name,
             tool_calls=[call.format() for call in self.tool_calls or ()] or None,
             tool_call_id=self.tool_call_id,
@@ -295,6 +293,9 @@ class ChatRequest(ThinkingBody, CompletionBody):
     def writer(self) -> ChatWriter:
         return ChatWriter(self)
 
+    def said(self) -> Iterator[Said]:
+        return (each.said() for each in self.messages)
+
     def generation_spec(self) -> GenerationSpec:
         if set(self.modalities or ()) - {"text"}:
             raise InvalidRequest("answers are text only.", hint="Remove modalities.")
@@ -316,7 +317,7 @@ class ChatRequest(ThinkingBody, CompletionBody):
             parallel_calls=self.parallel_tool_calls,
             top_logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             variables={**given, **ends},
-            warnings=warn_of_results(each.result for each in self.messages),
+            warnings=warn_of_media(self.said()),
             thinking=self.make_thinking(is_on=is_on if isinstance(is_on, bool) else None, effort=self.reasoning_effort),
             **self.spec_fields(),
         )

@@ -24,6 +24,7 @@ from edgespec.engine.structure import Json, Structure
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server.fields import NO_LIMIT, GenerationBody
 from edgespec.server.http import HttpError, Policy
+from edgespec.server.media import require_text
 from edgespec.server.metrics import ServerMetrics
 from edgespec.server.openai import ChatRequest, CompletionRequest
 from edgespec.server.record import request_context
@@ -84,7 +85,10 @@ def make_calls(body: Any, raw: bytes, owner: str, *, remembers: bool) -> list[Re
     remembers  whether another edgespec may keep the texts
     """
     if not isinstance(body, ChatRequest | CompletionRequest):
-        (spec,) = body.generation_specs() if isinstance(body, GenerationBody) else [body.generation_spec()]
+        if not isinstance(body, GenerationBody):
+            return [translate(body.generation_spec(), owner, remembers=remembers)]
+        require_text(body.said(), request_context().caller.owner)
+        (spec,) = body.generation_specs()
         return [translate(spec, owner, remembers=remembers)]
     given = {name: value for name, value in json.loads(raw).items() if name not in _HERE}
     numbers = body.model_dump(include={"seed", *_LIMITS} & given.keys())  # a client may write them as text

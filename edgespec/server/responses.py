@@ -26,15 +26,15 @@ from edgespec.server.fields import (
     JsonSchema,
     Parts,
     ResponseFormat,
+    Said,
     SamplingBody,
     ThinkingBody,
     Tokens,
     join_lines,
-    join_result,
     join_text,
     require_fields,
-    warn_of_results,
 )
+from edgespec.server.media import warn_of_media
 from edgespec.text.chat_template import Message
 
 _CUTS = {"length": "max_output_tokens", "repetition": "max_output_tokens", "content_filter": "content_filter"}
@@ -264,8 +264,15 @@ class ResponsesRequest(ThinkingBody, SamplingBody, GenerationBody):
             top_logprobs=(self.top_logprobs or 0) if self.top_logprobs or _LOGPROBS in (self.include or ()) else None,
             draft_max=self.draft_max,
             thinking=self.make_thinking(effort=self.reasoning.effort if self.reasoning is not None else None),
-            warnings=(*self._warn_of_tools(), *warn_of_results(item.output for item in self._items())),
+            warnings=(*self._warn_of_tools(), *warn_of_media(self.said())),
         )
+
+    def said(self) -> Iterator[Said]:
+        for item in self._items():
+            if item.type == "function_call_output":
+                yield Said("tool", item.output)
+            else:
+                yield Said("assistant" if _is_of_assistant(item) else item.role, item.content)
 
     def _warn_of_tools(self) -> Iterator[str]:
         kinds = dict.fromkeys(each.type for each in self.tools or () if each.type.startswith(_WEB_SEARCH))
@@ -332,7 +339,7 @@ def _make_message(item: InputItem) -> Message:
         return make_message("system" if item.role == "developer" else item.role, join_text(item.content))
     if item.type == "function_call_output":
         require_fields(call_id=item.call_id)
-        return make_message("tool", join_result(item.output), tool_call_id=item.call_id)
+        return make_message("tool", join_text(item.output), tool_call_id=item.call_id)
     raise InvalidRequest(f"input items of type '{item.type[:100]}' are not supported.", hint="Remove the item.")
 
 

@@ -139,12 +139,12 @@ def test_a_prompt_that_is_too_long(path: str, is_streamed: bool, pair: Server) -
 
 @pytest.mark.parametrize("path", CHATS)
 def test_images_are_refused(path: str, pair: Server) -> None:
-    if path == "/api/chat":
-        body = make_body(path, "")
+    if path == OLLAMA:
+        kind, body = "image", make_body(path, "")
         body["messages"][0]["images"] = ["AA=="]
-        told = "images is not supported."
     else:
         kind = {CHAT: "image_url", RESPONSES: "input_image", MESSAGES: "image"}[path]
-        body, told = make_body(path, [{"type": kind}]), f"content of type '{kind}' is not supported."
+        body = make_body(path, [{"type": kind}])
     response = pair.post(path, json=body)
+    told = f"content of type '{kind}' is not supported: the model reads text only."
     assert response.status_code == 400 and told in response.text

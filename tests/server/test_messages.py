@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from edgespec.errors import InvalidRequest
 from edgespec.server.anthropic import MessagesRequest
 from edgespec.server.fields import GenerationBody
 from edgespec.server.ollama import OllamaChatRequest
@@ -81,17 +80,16 @@ def test_what_is_no_text_in_a_result_is_named_and_warned_of(kind: type[Generatio
     (message,) = spec.prompt
     assert isinstance(message, Message) and (message.role, message.content) == ("tool", LEFT_OUT)
     assert spec.warnings == tuple(
-        f"{kind} content in a tool's result is left out: the model reads text only." for kind in ("image", "document")
+        f"{kind} content is left out: the model reads text only." for kind in ("image", "document")
     )
 
 
-def test_ollama_s_images_of_a_result() -> None:
-    result = {"role": "tool", "tool_name": "f", "content": "See.", "images": ["aGk="]}
-    spec = OllamaChatRequest.model_validate({"model": "m", "messages": [result]}).generation_spec()
+@pytest.mark.parametrize("role", ["tool", "user"])
+def test_ollama_s_images(role: str) -> None:
+    message = {"role": role, "content": "See.", "images": ["aGk="]}
+    spec = OllamaChatRequest.model_validate({"model": "m", "messages": [message]}).generation_spec()
     assert spec.prompt[0].content == "See.\n[image left out: the model reads text only]"  # type: ignore[union-attr]
     assert len(spec.warnings) == 1
-    with pytest.raises(InvalidRequest, match="images is not supported"):
-        OllamaChatRequest.model_validate({"messages": [{**result, "role": "user"}]}).generation_spec()
 
 
 PARTS = [{"type": "text", "text": text} for text in ("Read this:", "", "a\n", "b")]
