@@ -64,6 +64,10 @@ export CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
 export CLAUDE_CODE_DISABLE_GIT_INSTRUCTIONS=1
 claude
 """
+_CLINE = """\
+cline auth -p openai-compatible -k {{ any_key|quote }} -m {{ model|quote }} -b {{ v1|quote }}
+cline -P openai-compatible
+"""
 _CODEX = """\
 model = {{ model|tojson }}
 model_provider = "edgespec"
@@ -117,6 +121,7 @@ _CLIENTS = {
     "aider": _Client("the shell; litellm, which aider uses, reads the file for the size of the context", _AIDER,
                      "0.86.2"),
     "claude": _Client("the shell", _CLAUDE, "2.1.197", 27_000),
+    "cline": _Client("the shell; the first line is needed once", _CLINE, "3.0.65", 7_100),
     "codex": _Client("~/.codex/config.toml", _CODEX, "0.171.0", 9_000),
     "llm": _Client("extra-openai-models.yaml next to the file that `llm logs path` prints (YAML reads JSON)", _LLM,
                    "0.32.1"),
@@ -132,7 +137,7 @@ _CLIENTS = {
 def launch_command(client: str, model: str | None, url: str, api_key: str | None) -> None:
     """Print the settings that make CLIENT use a running server.
 
-    CLIENT is aider, claude, codex, llm, opencode or qwen.
+    CLIENT is aider, claude, cline, codex, llm, opencode or qwen.
     """
     from jinja2 import Environment
 

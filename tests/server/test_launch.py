@@ -121,7 +121,7 @@ def test_a_key_is_needed(tmp_path: Path) -> None:
         assert run("ps", "--url", server.url, "--api-key", KEY).returncode == 0
 
 
-CLIENTS = ["aider", "claude", "codex", "llm", "opencode", "qwen"]
+CLIENTS = ["aider", "claude", "cline", "codex", "llm", "opencode", "qwen"]
 CLAUDE = """#!{python}
 import os, sys
 import anthropic
@@ -161,11 +161,11 @@ def read_settings(text: str) -> Any:
 def test_no_key_is_named_where_the_server_has_none(client: str, small: Server) -> None:
     done = run("launch", client, "--url", small.url)
     assert done.returncode == 0 and small.url in done.stdout, done.stderr
-    needed = {"aider", "claude", "qwen"}  # which do not start without one
+    needed = {"aider", "claude", "cline", "qwen"}  # which do not start without one
     assert ("none" in done.stdout) == (client in needed)
     assert "EDGESPEC_API_KEY" not in done.stdout and "apiKey" not in done.stdout
     assert run("launch", client, "--url", f"{small.url}/v1").stdout == done.stdout, "the URL that `serve` prints"
-    assert "256" in done.stdout or client in ("llm", "qwen"), "the context of the model"
+    assert "256" in done.stdout or client in ("cline", "llm", "qwen"), "the context of the model"
 
 
 def test_the_context_is_known_before_the_first_call(server: Server) -> None:
