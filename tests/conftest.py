@@ -28,7 +28,7 @@ MARKERS = {
     "real": ("real",),
     "gpu": ("gpu",),
     "slow": (
-        "answers", "api", "autopilot", "backends", "bench", "benchmarks", "chat", "cli", "client", "engine",
+        "agents", "answers", "api", "autopilot", "backends", "bench", "benchmarks", "chat", "cli", "client", "engine",
         "examples", "export", "fixtures", "gemma", "laboratory", "machines", "memory", "models", "plugin",
         "server", "train",
     ),

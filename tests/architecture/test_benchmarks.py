@@ -16,6 +16,7 @@ ALLOWED = {
     "benchmarks": {"edgespec"},
     "laboratory": {"edgespec", "benchmarks"},
     "tests": {"edgespec"},
+    "tests/agents": {"edgespec", "laboratory"},
     "tests/benchmarks": {"edgespec", "benchmarks"},
     "tests/laboratory": {"edgespec", "laboratory"},
     "tests/engine": {"edgespec", "benchmarks", "laboratory"},

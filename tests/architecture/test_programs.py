@@ -8,7 +8,7 @@ import tomllib
 
 from tests.gguf_models import REPOSITORY
 
-NAMED = {"benchmarks", "gemma", "gpu", "laboratory"}  # run when they are named, as `make nightly` does
+NAMED = {"agents", "benchmarks", "gemma", "gpu", "laboratory"}  # run when they are named, as `make nightly` does
 
 HELP = """
 import sys

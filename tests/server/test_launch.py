@@ -21,6 +21,7 @@ import pytest
 
 from edgespec.cli.launch import _CLIENTS, _warn_of_context
 from edgespec.folders import cache_folder
+from tests.gguf_models import REPOSITORY
 from tests.server.serving import ENDLESS, KEY, SMALL, TOY, Server, serving
 from tests.zygote import run_command
 
@@ -207,6 +208,21 @@ def test_aider_knows_the_context(server: Server, programs: Path) -> None:
     litellm.register_model(json.loads(file.read_text()))
     info = litellm.get_model_info("openai/tree")
     assert (info["max_input_tokens"], info["max_output_tokens"], info["input_cost_per_token"]) == (256, 64, 0)
+
+
+PACKAGES = {
+    "aider": "aider-chat==",
+    "claude": "@anthropic-ai/claude-code@",
+    "cline": "cline@",
+    "codex": "@openai/codex@",
+    "opencode": "opencode-ai@",
+    "qwen": "@qwen-code/qwen-code@",
+}
+
+
+def test_a_release_tries_the_versions_that_are_named() -> None:
+    commands = (REPOSITORY / "Makefile").read_text(encoding="utf-8").split()
+    assert {f"{package}{_CLIENTS[name].tried}" for name, package in PACKAGES.items()} <= {*commands}
 
 
 @pytest.mark.parametrize(
