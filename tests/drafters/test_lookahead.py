@@ -41,7 +41,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.models.draft_words import parse_draft
 from edgespec.models.drafts import DrafterPlan
 from tests.core.toys import KINDS, Remembering, decode, open_session
-from tests.gguf_models import find_trained
+from tests.gguf_models import TARGET
 
 V = 6
 MODEL = Remembering(seed=5, vocab_size=V, order=12, sharpness=1.5)
@@ -279,7 +279,7 @@ def test_the_text_is_plain_decodings(
 @pytest.fixture(scope="module")
 def target() -> Iterator[Session]:
     options = LoadOptions(threads=1, context_size=512, exact=True)
-    model = open_model("llamacpp", find_trained("target"), options)
+    model = open_model("llamacpp", TARGET, options)
     with closing(model), closing(model.open_session()) as session:
         yield session
 
