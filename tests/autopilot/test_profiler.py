@@ -83,6 +83,22 @@ def test_a_measurement_that_stays_disturbed_has_no_cheap_rows() -> None:
     assert times[1] == pytest.approx(2.2) and min(times.values()) == times[1]
 
 
+@pytest.mark.parametrize("is_real", [False, True])
+def test_rows_that_seem_dearer_than_more_rows_are_measured_again(is_real: bool) -> None:
+    """Four rows take twice as long while others run, or always, in a slow kernel."""
+
+    class Bumpy(Busy):
+        def forward(self, root: int, draft: Draft, *, run_ahead: bool = False) -> Scores:
+            rows = 1 + len(draft)
+            self.n_disturbed -= rows == 4
+            self.now += (1.0 + 0.1 * rows) * (1 + (rows == 4 and (is_real or self.n_disturbed >= 0)))
+            return ToySession.forward(self, root, draft)
+
+    session = Bumpy(6)
+    times = measure_rows(session, 10.0, clock=lambda: session.now)
+    assert times[4] == pytest.approx(2.8 if is_real else 1.4) and times[8] == pytest.approx(1.8)
+
+
 def test_a_sequential_drafter_has_one_kind_of_unit() -> None:
     session = Recorded()
     cost = measure_drafter(sequential(session), TEXT)
