@@ -23,6 +23,7 @@ from edgespec.models.head_files import is_head
 from edgespec.models.hub import Hub
 from edgespec.models.hub_errors import HubUnreachable
 from edgespec.models.hub_search import search_repos
+from edgespec.models.mlx_speed import load_mlx_speed, measure_mlx_speed
 from edgespec.models.references import HubFile, HubQuant, HubRepo, LocalPath, Reference
 from edgespec.models.registry import About, Acceptance, Entry, Registry, Task
 from edgespec.models.resolve import LocalModel, detect_local_backend, find_local, resolve_source
@@ -292,12 +293,18 @@ class Catalogue:
             notices.append(f"{self.unreachable} This is the registry alone; sizes with ~ are estimates.")
         limit = query.max_bytes
         kept = [each for each in found if limit is None or each.missing is None or each.missing <= limit]
-        speed = load_speed()
+        speed, mlx_speed = load_speed(), load_mlx_speed()
         if measure:
-            facts = [part.facts for each in kept for part in (each.target, each.draft) if part and part.facts]
-            kinds = {kind for each in facts if each.needed <= self.memory.usable for kind in each.read}
-            speed = measure_speed(COMMON | kinds, report, again=again)
-        return Recommendations(sorted((self._judge(each, speed) for each in kept), key=_rank), notices, speed)
+            speed = measure_speed(COMMON | self._list_kinds(kept, "llamacpp"), report, again=again)
+            mlx_speed = measure_mlx_speed(self._list_kinds(kept, "mlx"), report, again=again)
+        both = MachineSpeed({**speed.rates, **mlx_speed.rates})
+        return Recommendations(sorted((self._judge(each, both) for each in kept), key=_rank), notices, speed)
+
+    def _list_kinds(self, models: Iterable[Candidate], backend: FileBackend) -> set[str]:
+        """The kinds of weights of the models of a runtime that fit."""
+        parts = [part for each in models if each.backend == backend for part in (each.target, each.draft)]
+        facts = [part.facts for part in parts if part is not None and part.facts is not None]
+        return {kind for each in facts if each.needed <= self.memory.usable for kind in each.read}
 
     def _list_aliases(self, query: Query) -> list[Candidate]:
         return _ask_together(self._describe_alias, filter(query.matches, self.registry.entries.values()))
@@ -362,7 +369,7 @@ class Catalogue:
             problem = error.message
         except OSError:  # removed in the meantime
             pass
-        return Part(reference, None, size, guess_facts(about or About(), name, size)), problem
+        return Part(reference, None, size, guess_facts(about or About(), name, size, backend)), problem
 
     def _judge(self, model: Candidate, speed: MachineSpeed) -> Candidate:
         target, draft = model.target.facts, model.draft.facts if model.draft else None
@@ -372,13 +379,13 @@ class Catalogue:
         left = usable - target.needed - (draft.needed if draft else 0)
         fits: FitLevel = "fits" if left >= _MIN_HEADROOM * usable else "tight"
         fit: FitLevel = fits if target.needed <= usable else "does not fit"
-        # on several devices a part is computed elsewhere; MLX has weights of other types
+        # on several devices a part is computed elsewhere
         is_split = bool(self.memory.own_devices) and self.memory.own_device_bytes < target.needed
-        if fit == "does not fit" or is_split or model.backend == "mlx":
+        if fit == "does not fit" or (is_split and model.backend != "mlx"):
             return replace(model, fit=fit)
         drafted = draft.read if draft and not target.mixture else None  # rows of a mixture read more than one row does
         expected = speed.estimate(target.read, drafted)
-        faster = speed.find_faster(target.read, target.long_blocks)
+        faster = speed.find_faster(target.read, target.long_blocks) if model.backend != "mlx" else None
         return replace(model, fit=fit, expected=expected, faster=faster)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from edgespec.autopilot.settings_store import SettingsStore
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.settings import RuntimeSettings
-from edgespec.formats.ggml_types import GGML_NAMES
 from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
@@ -17,12 +16,15 @@ from edgespec.machines.memory import RAM, split_places
 from edgespec.models.fit import MemoryEstimate, estimate_head
 from edgespec.models.hub import Hub
 from edgespec.models.load_config import LoadConfig
+from edgespec.models.mlx_speed import measure_mlx_speed, to_kinds
 from edgespec.models.plan import Plan, plan
 from edgespec.models.registry import Acceptance, Registry
 from edgespec.models.resolve import find_local, find_template
 from edgespec.models.size_facts import ModelFacts, describe_model
 from edgespec.models.speed import (
     ASSUMED,
+    BLOCK,
+    FORWARD,
     FasterType,
     SpeedEstimate,
     count_weights,
@@ -93,11 +95,12 @@ class Speed:
     @property
     def read_bytes(self) -> float:
         """Bytes of weights that a token reads."""
-        return sum(n for kind, n in self.model.read.items() if kind in GGML_NAMES)
+        return sum(n for kind, n in self.model.read.items() if kind not in (FORWARD, BLOCK))
 
     @property
     def operations_per_byte(self) -> float | None:
-        return 2 * count_weights(self.model.read) / self.read_bytes if self.read_bytes else None
+        weights = count_weights(self.model.read)
+        return 2 * weights / self.read_bytes if weights else None
 
     @property
     def costs(self) -> dict[int, float]:
@@ -258,8 +261,10 @@ def _estimate_speed(planned: Plan, report: Callable[[str], None]) -> Speed | str
     """The expected speed, or the reason why there is none. Raises Cancelled."""
     models = {each.spec.name: each.model.metadata for each in planned.drafters if each.model is not None}
     draft = models.get("model")
-    if planned.backend != "llamacpp" or not isinstance(planned.metadata, Header):
-        return "only models on llama.cpp can be measured"
+    if planned.backend == "mlx":
+        return _estimate_mlx_speed(planned, report)
+    if not isinstance(planned.metadata, Header):
+        return "its runtime has none to measure"
     if planned.fit.memory.devices and _is_split(planned.options, planned.metadata):
         return "a part of it is on the GPU and the processor computes the rest"
     target, drafted = describe_model(planned.metadata), read_by_type(draft) if isinstance(draft, Header) else {}
@@ -271,12 +276,30 @@ def _estimate_speed(planned: Plan, report: Callable[[str], None]) -> Speed | str
     network = planned.network
     expected = alone.with_network(network.wait_s) if network is not None else alone
     speed = Speed(expected, target, machine.find_faster(target.read, target.long_blocks))
+    is_apart = bool(planned.fit.memory.devices) and planned.options.gpu_layers_draft == 0  # rates are of one place
+    drafts = DraftSpeed(expected, alone if network is not None else None, planned.acceptance)
+    return _add_drafts(speed, drafts, planned, can_tell=not models or (draft is not None and not is_apart))
+
+
+def _estimate_mlx_speed(planned: Plan, report: Callable[[str], None]) -> Speed | str:
+    """`_estimate_speed` on MLX. Raises Cancelled."""
+    models = {each.spec.name: each.model.metadata for each in planned.drafters if each.model is not None}
+    draft = models.get("model")
+    facts = describe_model(planned.metadata)
+    target = replace(facts, read=to_kinds(facts.read))
+    drafted = to_kinds(describe_model(draft).read) if draft is not None else {}
+    expected = measure_mlx_speed({*target.read, *drafted}, report).estimate(target.read, drafted)
+    if expected is None:
+        return "its kind of weights could not be measured on this machine"
+    drafts = DraftSpeed(expected, None, planned.acceptance)
+    return _add_drafts(Speed(expected, target, None), drafts, planned, can_tell=not models or draft is not None)
+
+
+def _add_drafts(speed: Speed, drafts: DraftSpeed, planned: Plan, *, can_tell: bool) -> Speed:
     if not planned.drafters:
         return speed
-    is_apart = bool(planned.fit.memory.devices) and planned.options.gpu_layers_draft == 0
-    if planned.self_draft is not None or (models and (draft is None or is_apart)):  # rates are those of one place
+    if planned.self_draft is not None or not can_tell:
         return replace(speed, no_draft_speed=NOT_FORETOLD)
-    drafts = DraftSpeed(expected, alone if network is not None else None, planned.acceptance)
     return replace(speed, draft_speed=drafts)
 
 

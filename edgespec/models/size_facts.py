@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from edgespec.autopilot.store import calibration_folder, load_entry, save_entry
+from edgespec.backends import FileBackend
 from edgespec.backends.options import DEFAULT_CONTEXT
 from edgespec.formats.ggml_types import GGML_NAMES
 from edgespec.formats.gguf import Header
@@ -18,11 +19,12 @@ from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.mlx_folder import read_folder
 from edgespec.models.file_selection import parse_quant
 from edgespec.models.fit import estimate_memory
+from edgespec.models.mlx_speed import EXPERTS, guess_kind, read_folder_by_kind
 from edgespec.models.registry import About
 from edgespec.models.resolve import LocalModel, read_parts
 from edgespec.models.speed import read_by_type, share_of_long_blocks
 
-_VERSION = 8  # of the stored facts
+_VERSION = 9  # of the stored facts
 _BITS = 4.85  # a weight of a 4-bit model, the mean of Q4_K_M files of 7B to 70B
 _ADDED = 1.15  # memory over weights with a context of 8,192 tokens, if no header says more
 
@@ -33,8 +35,7 @@ class ModelFacts:
 
     weights     of all tensors, or of the files
     needed      of memory with a context of 8,192 tokens, or the trained one if that is shorter
-    read        of the weights that a forward of one row reads, by their type; empty for MLX models, whose speed is not
-                estimated
+    read        of the weights that a forward of one row reads, by their type, or their kind for MLX
     parameters  in billions; None if nothing says
     mixture     whether rows may route to different experts
     exact       read from the header, not derived from the number of parameters
@@ -50,17 +51,22 @@ class ModelFacts:
     long_blocks: float = 1.0
 
 
-def guess_facts(about: About, name: str, size: int | None) -> ModelFacts | None:
+def guess_facts(about: About, name: str, size: int | None, backend: FileBackend) -> ModelFacts | None:
     """Guesses from the parameters that the registry states, and the size of the files if known; None without either.
 
-    `name` is that of the file or the reference, which says the type of its weights; else it is taken for a Q4_K file.
+    `name` is that of the file or the reference, which says the type of its weights; else it is taken for a Q4_K file,
+    or a folder of four bits.
     """
-    quant = (parse_quant(name) or "").removeprefix("UD-")
-    kind = next((name for name in GGML_NAMES if f"{quant}_".startswith(f"{name}_")), "Q4_K")
+    if backend == "mlx":
+        kind, bits = guess_kind(name)
+    else:
+        quant = (parse_quant(name) or "").removeprefix("UD-")
+        kind = next((name for name in GGML_NAMES if f"{quant}_".startswith(f"{name}_")), "Q4_K")
+        bits = GGML_NAMES[kind].bits
     if size is None and about.parameters is None:
         return None
     weights = size if size is not None else round((about.parameters or 0) * 1e9 * _BITS / 8)
-    parameters = about.parameters or 8 * weights / GGML_NAMES[kind].bits / 1e9
+    parameters = about.parameters or 8 * weights / bits / 1e9
     share = about.active / parameters if about.active else 1.0
     needed, is_mixture = round(weights * _ADDED), about.active is not None
     return ModelFacts(weights, needed, {kind: weights * share}, parameters, is_mixture, exact=False)
@@ -83,7 +89,8 @@ def describe_model(model: ModelMetadata) -> ModelFacts:
     context = min(model.trained_context or DEFAULT_CONTEXT, DEFAULT_CONTEXT)
     needed = estimate_memory(model, context).total
     if not isinstance(model, Header):
-        return ModelFacts(model.weight_bytes, needed, {}, None, mixture=False)
+        mixture = any(model.integer(key) for key in EXPERTS)
+        return ModelFacts(model.weight_bytes, needed, read_folder_by_kind(model), None, mixture=mixture)
     parameters = sum(math.prod(tensor.shape) for tensor in model.tensors) / 1e9
     mixture = bool(model.own("expert_count"))
     blocks = share_of_long_blocks(model)

@@ -197,7 +197,7 @@ def find_similar(read: Mapping[str, float]) -> frozenset[str]:
 
 def load_speed(options: LoadOptions = LoadOptions()) -> MachineSpeed:  # noqa: B008 - frozen
     """What is stored for this machine and runtime; the threads, the devices and whether GPUs are used count."""
-    return load_entry(_path(), "rates", _setting(options), _read_rates) or MachineSpeed()
+    return load_entry(_path(), "rates", _setting(options), read_rates) or MachineSpeed()
 
 
 def save_speed(speed: MachineSpeed, options: LoadOptions = LoadOptions()) -> None:  # noqa: B008 - frozen
@@ -325,7 +325,7 @@ def _make_header(
     return replace(embedded, name="shape", metadata=metadata, tensors=tuple(tensors))
 
 
-def _read_rates(stored: Mapping[str, Mapping[str, float]]) -> MachineSpeed:
+def read_rates(stored: Mapping[str, Mapping[str, float]]) -> MachineSpeed:
     """Raises ValueError without a time for one row."""
     rates = {kind: {int(n): float(seconds) for n, seconds in rate.items()} for kind, rate in stored.items()}
     if not all(1 in rate and min(rate.values()) > 0 for rate in rates.values()):

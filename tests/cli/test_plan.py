@@ -19,6 +19,7 @@ from edgespec.models.size_facts import ModelFacts
 from edgespec.models.speed import SpeedEstimate
 from tests.cli.conftest import COMMAND, Cli
 from tests.gguf_models import TARGET
+from tests.mlx_models import DENSE, make_folder
 
 
 def test_plan_says_what_to_expect(cli: Cli) -> None:
@@ -57,7 +58,16 @@ def test_plan_without_speed_and_beyond_memory(cli: Cli) -> None:
     assert "DOES NOT FIT" in done.stdout and "speed: no estimate" in done.stdout
     assert "settings of llama.cpp: not measured yet" in done.stdout
     assert "llama.cpp" not in cli("plan", "--backend", "mlx", "--no-speed").stdout
-    assert "speed: no estimate, since only models on llama.cpp" in cli("plan", "--backend", "mlx").stdout
+
+
+def test_a_plan_on_mlx_tells_a_speed(cli: Cli, tmp_path: Path) -> None:
+    """Of a folder, and of the packaged pair, whose draft model is told too."""
+    path = make_folder(tmp_path / "model", {**DENSE, "hidden_size": 128}, bits=4)
+    found = json.loads(cli("plan", str(path), "--backend", "mlx", "--json").stdout)
+    low, high = found["plain_tokens_per_second"]
+    assert 0 < low < high and found["cost_of_rows"]["1"] == 1.0
+    told = cli("plan", "--backend", "mlx").stdout
+    assert "plain decoding: " in told and "cost of a draft token" in told
     assert cli("plan", "no-such-model").returncode == 3
 
 
