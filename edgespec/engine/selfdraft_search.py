@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import closing, nullcontext
+from contextlib import closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -66,7 +66,9 @@ class SelfDraftSearch:
         return Choice(best, pays, f"{trial}; the best of {len(self.trials)} tried")
 
     def _search(self, method: SelfDraftSpec, evaluator: Evaluator, session: Session, until: float) -> None:
-        """Try early exits, then drop one layer at a time, then drop the least important layers together."""
+        """Try early exits, spans of middle layers left out (SWIFT, Xia et al. 2024), then drop one layer at a time, then
+        the least important layers together. Deep models end within their time after the spans.
+        """
         count = self.target.layer_count
         if count < 3:
             raise Unsupported(f"the model has {count} layers, too few to skip any.", hint="Use --draft ngram.")
@@ -90,6 +92,12 @@ class SelfDraftSearch:
         if len(refusals) == len(exits):
             raise refusals[0]
         agreement = {}
+        spans = [
+            range((count - n + 1) // 2, (count + n + 1) // 2) for n in (count // 4, count // 3, count // 2) if n > 1
+        ]
+        for span in spans:
+            with suppress(Unsupported):
+                try_layers(each for each in range(count) if each not in span)
         for layer in sorted(range(1, count - 1), key=lambda each: abs(each - count / 2)):
             try:
                 trial = try_layers(each for each in range(count) if each != layer)
