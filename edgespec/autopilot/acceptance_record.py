@@ -8,7 +8,7 @@ from edgespec.units import count
 
 LEAST_REACHED = 0.03  # probability that the next token of a chain is reached
 _KEPT = 0.8  # weight of an answer beside the next one
-_LOW, _HOPELESS = 0.5, 0.05  # below the latter a draft model probably does not belong to the target
+_HOPELESS = 0.05  # below it a draft model probably does not belong to the target
 _MANY_ANSWERS, _MANY_TESTED = 20, 200  # from which on a low share is no accident
 _ENOUGH_TESTED = 20  # likewise for a hopeless one
 
@@ -37,12 +37,14 @@ class AcceptanceRecord:
         """The share of accepted tokens in all answers."""
         return self.accepted / self.tested if self.tested else 0.0
 
-    @property
-    def is_low(self) -> bool:
-        """Whether many answers show that less than half of the tokens are accepted, or some that hardly any are."""
+    def is_low(self, pays_from: float) -> bool:
+        """Whether many answers show that fewer tokens are accepted than pay here, or some that hardly any are.
+
+        `pays_from`: the lowest acceptance at which a chain is faster than plain decoding.
+        """
         if self.tested >= _ENOUGH_TESTED and self.share < _HOPELESS:
             return True
-        return self.answers >= _MANY_ANSWERS and self.tested >= _MANY_TESTED and self.share < _LOW
+        return self.answers >= _MANY_ANSWERS and self.tested >= _MANY_TESTED and self.share < pays_from
 
     def add(self, accepted: int, tested: int) -> AcceptanceRecord:
         """The record with one more answer, in which `accepted` of `tested` tokens were accepted."""

@@ -10,7 +10,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 from edgespec.autopilot.cost_model import CostModel
-from edgespec.autopilot.profile import DraftCost, Profile
+from edgespec.autopilot.profile import DraftCost, Profile, find_paying_acceptance
 from edgespec.autopilot.profiler import (
     LOAD_CONTEXTS,
     choose_contexts,
@@ -301,12 +301,18 @@ class Engine:
         for name in tuple(records):  # other generations may add some meanwhile
             record = records[name]
             drafter = self._drafters.loaded.get(name)
-            if drafter is None or drafter.source is None or record.is_told or not record.is_low:
+            if drafter is None or drafter.source is None or record.is_told:
+                continue
+            pays_from = find_paying_acceptance(self.draft_stats.costs.profile, name)
+            if not record.is_low(pays_from):
                 continue
             records[name] = replace(record, is_told=True)
-            cure = "`edgespec adapt` trains it on your texts, and " if drafter.spec.needs == "model" else ""
+            cure = "`edgespec adapt` trains it on your texts, " if drafter.spec.needs == "model" else ""
             told = record.describe(shorten_names(drafter.label))
-            yield f"{told[:1].upper()}{told[1:]}: {cure}--draft ngram leaves it out."
+            yield (
+                f"{told[:1].upper()}{told[1:]}, and pay from {pays_from:.0%} on this machine: {cure}`edgespec draft"
+                " train` makes a head for the model, and --draft ngram leaves it out."
+            )
 
     def _measure_once(self) -> DraftStats:
         if self._draft_stats is None:

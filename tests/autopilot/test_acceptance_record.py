@@ -16,12 +16,12 @@ def test_a_hopeless_draft_model_is_reported() -> None:
     for trace in [*SAMPLED, *GREEDY] * 5:
         model = WrongDrafter(trace)
         replay(adaptive(draft_stats, [model]), [model], trace, clock)
-        found.append(draft_stats.records["model"].is_low)
+        found.append(draft_stats.records["model"].is_low(0.5))
     assert not found[0], "a few wrong tokens say little"
     assert found[-1]
     good, draft_stats = ReplayDrafter(GREEDY[0]), DraftStats(make_profile(clock))
     replay(adaptive(draft_stats, [good]), [good], GREEDY[0], clock)
-    assert not draft_stats.records["model"].is_low
+    assert not draft_stats.records["model"].is_low(0.5)
 
 
 def test_reasoning_and_answer_are_learned_apart() -> None:

@@ -78,14 +78,16 @@ def test_the_record_of_a_drafter_is_that_of_all_its_answers() -> None:
     assert draft_stats.records.keys() == {"model"}, "the other was not asked"
     record = draft_stats.records["model"]
     assert (record.answers, record.accepted, record.tested) == (3, 30, 60)
-    assert record.recent == pytest.approx(0.9 * 0.64 + 0.3 * 0.36) and not record.is_low
+    assert record.recent == pytest.approx(0.9 * 0.64 + 0.3 * 0.36) and not record.is_low(0.5)
     assert DraftStats.from_dict(json.loads(json.dumps(draft_stats.to_dict()))).records == draft_stats.records
     for _ in range(40):
-        assert not record.is_low or record.answers >= 20
+        assert not record.is_low(0.5) or record.answers >= 20
         record = record.add(4, 10)
-    assert record.is_low and record.recent == pytest.approx(0.4, abs=1e-3)
-    assert not AcceptanceRecord(2, 0, 19).is_low and not AcceptanceRecord(2, 1, 20).is_low, "too little says nothing"
-    assert AcceptanceRecord(2, 0, 20).is_low, "hardly any"
+    assert record.is_low(0.5) and not record.is_low(0.3) and record.recent == pytest.approx(0.4, abs=1e-3)
+    assert not AcceptanceRecord(2, 0, 19).is_low(0.5) and not AcceptanceRecord(2, 1, 20).is_low(0.5), (
+        "too little says nothing"
+    )
+    assert AcceptanceRecord(2, 0, 20).is_low(0.5), "hardly any"
     assert record.describe("tiny") == "drafts of tiny are accepted 41% of the time over 43 answers"
 
 
