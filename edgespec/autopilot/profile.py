@@ -109,11 +109,11 @@ def interpolate(curve: ContextCurve, context: int) -> float:
     return curve[0] + (curve[left] - curve[0]) * context / left
 
 
-def find_paying_acceptance(profile: Profile, drafter: str) -> float:
-    """The lowest acceptance, in steps of 5%, at which a chain of `drafter` beats plain decoding; 1.0 if none does."""
+def find_paying_acceptance(profile: Profile, drafter: str) -> float | None:
+    """The lowest acceptance, in steps of 5%, at which a chain of `drafter` beats plain decoding; None if none does."""
     draft_s = profile.drafts[drafter].path_s(1) if drafter in profile.drafts else 0.0
     steps = (percent / 100 for percent in range(5, 101, 5))
-    return next((rate for rate in steps if choose_chain_length(profile.rows, draft_s, rate)[0]), 1.0)
+    return next((rate for rate in steps if choose_chain_length(profile.rows, draft_s, rate)[0]), None)
 
 
 def choose_chain_length(

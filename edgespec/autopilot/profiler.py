@@ -64,7 +64,8 @@ def measure_rows(session: Session, seconds: float, clock: Callable[[], float] = 
         times = {rows: max(each, times[1]) for rows, each in times.items()}
     if _drops(times):
         again = _time_rows(session, tokens, _ROWS, _MIN_ROWS, seconds, clock, refill)
-        times = {rows: max(times[1], min(each, again.get(rows, each))) for rows, each in times.items()}
+        lower = {rows: min(each, again.get(rows, each)) for rows, each in times.items()}
+        times = {rows: max(lower[1], each) for rows, each in lower.items()}
     session.rewind(0)
     return times
 

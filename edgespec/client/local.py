@@ -116,6 +116,7 @@ class LocalEngine(EngineClient):
 
     def _open(self, config: LoadConfig, settings_s: float | None, measures_later: bool) -> Iterator[ModelInfo]:
         loader, present = Loader(settings_s, measures_later), self.loaded
+        self._n_unmeasured = 0
         if present is not None:
             loader.prepare(config, present)  # what cannot be opened leaves the present model open
             self._close_model()
@@ -139,7 +140,8 @@ class LocalEngine(EngineClient):
     def _stream(self, request: Request, speculation: Speculation | None) -> Iterator[Event | Yield]:
         yield from self._notices.take()
         if self._n_unmeasured >= _MOST_UNMEASURED and not self._n_running:
-            self._measure_pending()  # there was no idle time
+            with suppress(Cancelled):  # which `generate` tells
+                self._measure_pending()  # there was no idle time
         self._n_running += 1
         try:
             yield from self.require_loaded().engine.generate(request, speculation)
@@ -233,17 +235,21 @@ class LocalEngine(EngineClient):
             loaded.engine.close()
 
     def _use_idle_time(self) -> None:
-        try:
-            self._measure_pending()
-        except EdgespecError as error:  # nobody waits for it
-            _log.debug("nothing was measured: %s", error)
+        self._measure_pending()
         self._search()
 
     def _measure_pending(self) -> None:
         """Measure what the load of the open model has left out. Raises Cancelled."""
-        if (loaded := self.loaded) is not None:
+        self._n_unmeasured = 0
+        if (loaded := self.loaded) is None:
+            return
+        try:
             loaded.measure_pending()
-            self._n_unmeasured = 0
+        except Cancelled:
+            raise
+        except Exception as error:  # noqa: BLE001 - nobody waits for it
+            loaded.pending.has_failed = True
+            _log.debug("nothing was measured: %s", error)
 
     def _search(self) -> None:
         """Search for a self-draft of a model that has answered. A request interrupts it; the next idle time goes on."""

@@ -195,7 +195,7 @@ class AsyncSession(Protocol):
 
 @runtime_checkable
 class Movable(Protocol):
-    """A session that shares forwards with others in chains, and may have trees while it is alone."""
+    """A session that shares forwards with others and then takes chains only, but may take trees while it is alone."""
 
     def settle(self, *, alone: bool) -> None:
         """Called between rounds: whether no other session is in use. `capabilities` may change. Raises BackendError."""

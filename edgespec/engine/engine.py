@@ -139,12 +139,15 @@ class Engine:
                 self._measure_once()
             slot = yield from self._take_slot(request, prompt)
             slot.memory.quotes = partial(self.prompts.quote, request.prompt)
+            settle = self._settler(slot, wants_trees=not spec.is_plain)
+            if self._slots.is_alone(
+                slot
+            ):  # else a part of the prompt is read first, which drops what it does not share
+                settle()
             costs = self._draft_stats.costs if self._draft_stats else None
             controller, verifier = self._choose_controller(
                 generation, spec, slot, sampler, costs, can_pause=speculation is None
             )
-            settle = self._settler(slot, wants_trees=not spec.is_plain)
-            settle()
             yield from generation.run(slot.target, controller, verifier, costs, settle)
         except (Cancelled, GeneratorExit) as stop:
             if slot is not None:  # drop a forward that was not committed
@@ -304,14 +307,15 @@ class Engine:
             if drafter is None or drafter.source is None or record.is_told:
                 continue
             pays_from = find_paying_acceptance(self.draft_stats.costs.profile, name)
-            if not record.is_low(pays_from):
+            if not record.is_low(1.0 if pays_from is None else pays_from):
                 continue
             records[name] = replace(record, is_told=True)
             cure = "`edgespec adapt` trains it on your texts, " if drafter.spec.needs == "model" else ""
             told = record.describe(shorten_names(drafter.label))
+            limit = "do not pay" if pays_from is None else f"pay from {pays_from:.0%}"
             yield (
-                f"{told[:1].upper()}{told[1:]}, and pay from {pays_from:.0%} on this machine: {cure}`edgespec draft"
-                " train` makes a head for the model, and --draft ngram leaves it out."
+                f"{told[:1].upper()}{told[1:]}, and {limit} on this machine: {cure}`edgespec draft train` makes a head"
+                " for the model, and --draft ngram leaves it out."
             )
 
     def _measure_once(self) -> DraftStats:

@@ -81,7 +81,8 @@ class Generation:
         settle: Callable[[], None],
     ) -> Iterator[Event | Yield]:
         """Generate on `session`: PromptScores if wanted, PrefillProgress, then Steps, each followed by its tokens'
-        Pieces. If scores are wanted, those of the tokens in a Piece come before it. `settle` is called after each step.
+        Pieces. If scores are wanted, those of the tokens in a Piece come before it. `settle` is called
+        after each part of the prompt and each step.
 
         Raises Cancelled, BackendError.
         """
@@ -108,6 +109,7 @@ class Generation:
                 yield event
             if isinstance(event, PrefillProgress):
                 self._meter.add_progress(event, perf_counter())
+                settle()
             elif isinstance(event, Step):
                 self._meter.add(event, self._n_reasoning)
                 scored = tuple(logprobs.last[: len(event.tokens)]) if logprobs is not None else ()

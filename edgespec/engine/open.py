@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgespec.autopilot.store import ProfileStore, current_setting
 from edgespec.backends import Model, require
+from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.engine.engine import Engine
 from edgespec.engine.exact import keep_exact
@@ -105,6 +106,7 @@ class Loader:
         plan = self.plan(config, opened, stays=True)
         target = Target(engine.target, loaded.target_path, loaded.settings, engine.memory)
         changed = self._add_drafters(target, config, plan)
+        changed.pending.settings = loaded.pending.settings
         with ExitStack() as undo:
             undo.callback(changed.engine.release_draft)
             loaded.save_stats()  # the new draft may be the same one
@@ -150,6 +152,8 @@ class Loader:
         """Load the drafters of a plan and put the engine together; they are freed again if it refuses one."""
         path, settings, memory = target.path, target.settings, target.memory
         chosen = apply_settings(settings, asked)
+        if isinstance(target.model, LlamaModel):
+            target.model.allow_tree_cache(allowed=chosen.options.tree_cache)  # another draft may need one, or none
         key = current_setting(chosen.backend, chosen.options)
         method = choose_self_draft(config, chosen, target.model, path, key)
         model, plan = keep_exact(target.model, path, asked)

@@ -117,9 +117,9 @@ class SlotPool:
 
     @contextmanager
     def borrow(self) -> Iterator[Slot]:
-        """A slot for measurements. What its cache holds of a text is put back at the end, if it can be saved.
+        """A slot for measurements. What its cache holds of a text is put back at the end.
 
-        Raises BackendError if all slots are in use.
+        Raises BackendError if all slots are in use, or hold texts that cannot be kept aside.
         """
         free = self.free
         slot = next((each for each in free if not each.tokens), None) or self._open_another(free)
@@ -129,6 +129,8 @@ class SlotPool:
             self._kept.insert(0, slot)
         target, tokens = slot.target, slot.tokens[: slot.target.position]
         state = target.save_state(_MOST_BORROWED) if tokens and isinstance(target, Storable) else None
+        if tokens and state is None:
+            raise BackendError("all slots hold texts that cannot be kept aside.")
         slot.is_taken = True
         try:
             yield slot

@@ -69,7 +69,7 @@ class Fit:
 
     @property
     def needed(self) -> int:
-        """Bytes of target and draft together."""
+        """Bytes of target, draft and the cache for trees together."""
         return sum(each.total for each in (self.target, self.draft, self.tree_cache) if each is not None)
 
     @property

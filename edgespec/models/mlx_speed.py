@@ -43,7 +43,8 @@ def read_folder_by_kind(folder: Folder) -> dict[str, float]:
     weight_bytes = _weight_bits(KINDS[kind]) / 8
     width, words = folder.integer("hidden_size") or 0, folder.integer("vocab_size") or 0
     read = float(folder.weight_bytes)
-    if not folder.text_config.get("tie_word_embeddings", False):
+    is_gemma = str(folder.config.get("model_type")).startswith("gemma")  # tied unless the config says otherwise
+    if not folder.text_config.get("tie_word_embeddings", is_gemma):
         read -= width * words * weight_bytes
     if experts := next(filter(None, map(folder.integer, EXPERTS)), None):
         inner = folder.integer("moe_intermediate_size") or folder.integer("intermediate_size") or 0
@@ -64,7 +65,7 @@ def to_kinds(read: Mapping[str, float]) -> dict[str, float]:
 
 def guess_kind(name: str) -> tuple[str, float]:
     """(kind, bits of a weight) of a folder that is not here, by its name: four bits if that says nothing."""
-    found = re.search(r"(\d+)-?bit|[fF](?:p)?16", name)
+    found = re.search(r"(\d+)-?bit|[fF][pP]?16", name)
     kind = f"{found[1] or 16}-bit" if found is not None else "4-bit"
     return (kind, _weight_bits(KINDS[kind])) if kind in KINDS else ("4-bit", _weight_bits(4))
 

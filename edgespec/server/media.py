@@ -15,6 +15,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.server.fields import TEXT_ONLY, ContentPart, Said
 
 _MAX_REFUSED = 1024
+_NOT_ASKED = ("tool", "system", "developer")  # their messages may change from request to request, as by the time
 _REFUSED: dict[bytes, bytes] = {}
 """What was refused lately: from a digest of it with the text next to it and its sender, to one of its turn."""
 
@@ -27,12 +28,12 @@ def require_text(said: Iterable[Said], owner: str) -> None:
     """
     backwards = dropwhile(lambda each: each.role == "assistant", reversed([*said]))  # which begins the answer
     turn = [*takewhile(lambda each: each.role != "assistant", backwards)][::-1]
-    pieces = [piece for each in turn if each.role != "tool" for piece in each.pieces]
+    pieces = [piece for each in turn if each.role not in _NOT_ASKED for piece in each.pieces]
     unread = _list_unread(pieces, owner)
     if not unread:
         return
     now = _digest([piece if isinstance(piece, str) else piece.dump() for piece in pieces])
-    new = [part for key, part in unread.items() if _REFUSED.get(key) in (None, now)]
+    new = [part for key, part in unread.items() if _is_new(part, key, owner, now)]
     if not new:
         return
     for key in unread:
@@ -44,6 +45,12 @@ def require_text(said: Iterable[Said], owner: str) -> None:
         f"content of type '{new[0].type[:100]}' is not supported: {TEXT_ONLY}.",
         hint="Go on with text: the prompt then says that it was left out.",
     )
+
+
+def _is_new(part: ContentPart, key: bytes, owner: str, now: bytes) -> bool:
+    """Whether it was not refused before, with the same text near it or with none, in another turn than `now`."""
+    turns = [_REFUSED[each] for each in (key, _digest([owner, "", part.dump()])) if each in _REFUSED]
+    return not turns or now in turns
 
 
 def _list_unread(pieces: list[str | ContentPart], owner: str) -> Mapping[bytes, ContentPart]:

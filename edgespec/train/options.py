@@ -65,16 +65,17 @@ class Allowance:
     """The time that a run may take from now on, all its parts together; pauses come on top.
 
     reserve_s  seconds that are kept for what follows the training
+    paused_s   seconds that took nothing of it so far
     """
 
     def __init__(self, limit_s: float = inf) -> None:
-        self.limit_s, self.reserve_s = limit_s, 0.0
+        self.limit_s, self.reserve_s, self.paused_s = limit_s, 0.0, 0.0
         self._end_s = monotonic() + limit_s
 
     @property
     def left_s(self) -> float:
         """Seconds that are left, the reserve not counted."""
-        return self._end_s - monotonic() - self.reserve_s
+        return self._end_s + self.paused_s - monotonic() - self.reserve_s
 
     @contextmanager
     def extended(self) -> Iterator[None]:
@@ -83,7 +84,7 @@ class Allowance:
         try:
             yield
         finally:
-            self._end_s += monotonic() - start_s
+            self.paused_s += monotonic() - start_s
 
 
 @dataclass(frozen=True, slots=True)

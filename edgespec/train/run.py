@@ -157,7 +157,8 @@ class Adapter(Training):
                 reading_s=_READING * config.throttle.allowance.limit_s,
             )
             trainee = open_trainee(drafter, start, weights, materials, opened)
-            before, config.throttle.allowance.reserve_s = _time(trainee.measure)
+            allowance = config.throttle.allowance
+            before, allowance.reserve_s = _time(trainee.measure, allowance)
             require_positions(before)
             done = train_and_keep(
                 trainee,
@@ -168,7 +169,7 @@ class Adapter(Training):
                 base=str(model.reference),
                 target=planned.name,
                 options={"weights": weights, **asdict(options)},
-                allowance=config.throttle.allowance,
+                allowance=allowance,
             )
         return replace(done, returned=returned)
 
@@ -212,7 +213,7 @@ def train_and_keep(
     def report(progress: Progress) -> None:
         tokens = None
         if progress.is_epoch:
-            measured, allowance.reserve_s = _time(trainee.measure)
+            measured, allowance.reserve_s = _time(trainee.measure, allowance)
             tokens = expected_tokens(measured.values())
         reporter.training(progress.step, progress.n_steps, progress.loss, tokens)
 
@@ -226,10 +227,10 @@ def train_and_keep(
     return Adaptation(gain, card, result.stopped)
 
 
-def _time(measure: Callable[[], Mapping[str, Matrix]]) -> tuple[Mapping[str, Matrix], float]:
-    """What `measure` returns, and its seconds."""
-    start_s = monotonic()
-    return measure(), monotonic() - start_s
+def _time(measure: Callable[[], Mapping[str, Matrix]], allowance: Allowance) -> tuple[Mapping[str, Matrix], float]:
+    """What `measure` returns, and its seconds without pauses."""
+    start_s = monotonic() - allowance.paused_s
+    return measure(), monotonic() - allowance.paused_s - start_s
 
 
 def _find_draft(planned: Plan) -> tuple[DrafterPlan, PlannedModel]:

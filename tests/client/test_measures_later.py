@@ -15,6 +15,7 @@ from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.events import Event, Request
 from edgespec.engine.open import Loader
+from edgespec.errors import BackendError
 from edgespec.models.load_config import LoadConfig
 from tests.gguf_models import TARGET
 from tests.reporter import Heard
@@ -75,6 +76,32 @@ def test_it_is_measured_in_idle_time(engine: LocalEngine) -> None:
     assert SettingsStore(TARGET).load("llamacpp", loaded.plan.options) is not None
     next_load = Loader(measures_later=True).load(CONFIG)
     assert not next_load.pending.settings
+    next_load.engine.close()
+
+
+def test_a_measurement_that_fails_leaves_no_assumed_costs_behind(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No answer fails for it, and the next load has nothing stored."""
+
+    def fail(*_: object) -> None:
+        raise BackendError("no memory")
+
+    engine.open(CONFIG, Heard(), measures_later=True).result()
+    with monkeypatch.context() as context:
+        context.setattr("edgespec.engine.engine.Engine.measure", fail)
+        answer(engine)
+        loaded = engine.loaded
+        assert loaded is not None
+        until = time.monotonic() + 60
+        while not loaded.pending.has_failed:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        answer(engine)
+    assert not loaded.has_costs
+    engine.close()
+    next_load = Loader(measures_later=True).load(CONFIG)
+    assert next_load.pending.costs
     next_load.engine.close()
 
 

@@ -9,6 +9,7 @@ import pytest
 from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import open_model
 from edgespec.backends.llamacpp import tree_cache
+from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.options import LoadOptions
 from edgespec.bench.divergence import first_divergence
 from edgespec.cancel import iterate
@@ -137,6 +138,50 @@ def test_a_cancelled_text_leaves_the_cache_usable(shared: Engine) -> None:
     shared.release_slots()
     [anew] = together(shared, [LONG])
     assert tokens(anew) == tokens(whole) and max(sizes(anew)) > DEPTH
+
+
+def test_a_prompt_that_is_read_alone_makes_way_for_another_text(shared: Engine) -> None:
+    """It moves between two parts of the prompt, and the other does not wait for the whole of it."""
+    assert isinstance(LONG.prompt, str)
+    long, short = Request(LONG.prompt * 24, GREEDY, max_tokens=60), Request(CODE[1], GREEDY, max_tokens=8)
+    first: list[Event] = []
+    second: list[Event] = []
+    running = {0: (first, shared.generate(long))}
+    assert goes_on(*running[0])
+    running[1] = second, shared.generate(short)
+    while running:
+        running = {who: each for who, each in running.items() if goes_on(*each)}
+    for request, events in ((long, first), (short, second)):
+        check_plain(shared, request, events)
+    assert max(sizes(second)) <= DEPTH
+
+
+def test_a_broken_context_is_freed_before_another_is_opened(shared: Engine) -> None:
+    other = Request(CODE[1], GREEDY, max_tokens=30)
+    together(shared, [LONG])
+    model = shared.target
+    assert isinstance(model, LlamaModel) and model._tree_cache is not None
+    broken = model._tree_cache._cells
+    assert broken is not None
+    together(shared, [LONG, other])  # both are at home now
+    broken.context.native.is_broken = True
+    [events] = together(shared, [other])
+    assert not broken.context.native.handle, "it is freed"
+    assert max(sizes(events)) > DEPTH, "and another one is used"
+    check_plain(shared, other, events)
+
+
+def test_another_draft_may_need_the_cache(shared: Engine) -> None:
+    """As /draft changes it: sessions that are opened later have it, or have it no more."""
+    model = shared.target
+    assert isinstance(model, LlamaModel)
+    shared.release_slots()
+    model.allow_tree_cache(allowed=False)
+    [chains] = together(shared, [LONG])
+    shared.release_slots()
+    model.allow_tree_cache(allowed=True)
+    [trees] = together(shared, [LONG])
+    assert max(sizes(chains)) <= DEPTH < max(sizes(trees))
 
 
 def test_without_memory_drafts_stay_chains(shared: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,3 +239,20 @@ def test_what_was_refused_is_known_for_its_sender_and_a_while() -> None:
     for image in range(1, 1024):
         assert is_refused(image, "one")
     assert is_refused(0, "one", "And now?")
+
+
+def make_turn(*texts: str, clock: int) -> list[Said]:
+    """An image behind texts, at some minute that the system message names."""
+    picture = ContentPart(type="image_url", image_url={"url": PICTURE})
+    parts = [ContentPart(type="text", text=text) for text in texts]
+    return [Said("system", f"It is 12:0{clock}."), Said("user", [picture, *parts])]
+
+
+@pytest.mark.parametrize("texts", [("what is this",), ()], ids=["asked", "alone"])
+def test_a_clock_in_the_system_message_makes_no_new_turn(texts: tuple[str, ...]) -> None:
+    """The same turn is refused again, and one that says more goes on."""
+    owner = f"clock {texts}"
+    for minute in range(3):
+        with pytest.raises(InvalidRequest, match="image_url"):
+            require_text(make_turn(*texts, clock=minute), owner)
+    require_text(make_turn(*texts, "say what you know", clock=3), owner)

@@ -6,9 +6,13 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.rollback import Rollback
 from edgespec.backends.llamacpp.scores import SequenceSlot
+
+_FREE_SHARE = 0.3  # of the free memory, that a copy may take; a second one is made for a context with streams
 
 
 @dataclass(frozen=True)
@@ -30,12 +34,17 @@ class Cells:
         return streams is not None and self.sequence in streams.copying
 
     def read(self, api: Any, limit: int | None = None) -> memoryview | None:
-        """A copy, as a context without streams has it; None if there is nothing to read, or more than `limit` bytes."""
+        """A copy, as a context without streams has it; None if there is nothing to read, or more than `limit` bytes or
+        than a part of the free memory.
+        """
         handle, streams = self.context.native.handle, self.context.streams
         size = 0 if self.is_copying else api.llama_state_seq_get_size(handle, self.sequence)
-        if not size or (limit is not None and size > limit):
+        if not 0 < size <= min(_FREE_SHARE * psutil.virtual_memory().available, size if limit is None else limit):
             return None
-        saved = bytearray(size)
+        try:
+            saved = bytearray(size)
+        except MemoryError:
+            return None
         buffer = (ctypes.c_uint8 * size).from_buffer(saved)
         if api.llama_state_seq_get_data(handle, buffer, size, self.sequence) != size:
             return None

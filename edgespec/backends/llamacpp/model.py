@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -141,6 +142,11 @@ class LlamaModel:
         """Open later sessions with `settings`, but for what the user has set."""
         self.options = settings.apply(self._given)
 
+    def allow_tree_cache(self, *, allowed: bool) -> None:
+        """Whether later shared contexts have a cache for a text that is alone, see LoadOptions."""
+        self._given = replace(self._given, tree_cache=allowed)
+        self.options = replace(self.options, tree_cache=allowed)
+
     def open_session(self, *, shared: bool = False) -> LlamaSession:
         """A session with a KV cache of its own, or in the shared context. Raises BackendError."""
         if not shared or self.no_batching_reason is not None:
@@ -185,7 +191,7 @@ class LlamaModel:
         """
         params = self._params(target.capabilities.context_size + more_cells)
         params.n_rs_seq = 0
-        params.ctx_other = target.context.native.handle
+        params.ctx_other = target.home.context.native.handle  # which lives as long as the session
         if is_mtp:
             params.ctx_type = self._lib.api.LLAMA_CONTEXT_TYPE_MTP
         return context(self._lib, self._handle, params, vocab_size=self.tokenizer.vocab_size, **settings)

@@ -108,7 +108,7 @@ class LlamaSession:
         self._slot.tap = None
 
     def prefill(self, tokens: Sequence[int]) -> Generator[PrefillProgress | Yield, None, Scores]:
-        context = self.context
+        _ = self.context  # raises once the session is closed
         check_prompt(tokens, self.capabilities)
         if (known := self._recall(tokens)) is not None:
             check_cancelled()
@@ -118,7 +118,7 @@ class LlamaSession:
         while True:
             check_cancelled()
             chunk = self._take_chunk(tokens, done)
-            scores = context.stage_chain(self._slot, chunk, done, outputs=1, is_prefill=True)
+            scores = self.context.stage_chain(self._slot, chunk, done, outputs=1, is_prefill=True)
             if self.home.context.is_shared:
                 yield YIELD
             self._wait(scores)
@@ -264,13 +264,14 @@ class LlamaSession:
     def close(self) -> None:
         if self._is_closed:
             return
-        self._is_closed = True
-        self._cells.context.flush(self._slot)
-        self._rollback.reset()
-        self.home.context.release(self.home.slot)
-        if self._tree_cache is not None:
-            self._tree_cache.remove(self)
-        self._pending = None
+        self._is_closed, self._pending = True, None
+        try:
+            self._cells.context.flush(self._slot)
+            self._rollback.reset()
+        finally:
+            self.home.context.release(self.home.slot)
+            if self._tree_cache is not None:
+                self._tree_cache.remove(self)
 
     def settle(self, *, alone: bool) -> None:
         if self._tree_cache is not None:

@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from edgespec.backends.llamacpp.session import LlamaSession
 
 _PAYBACK = 10.0  # seconds alone for each second of copying
+_PAUSE_S = 1.0  # between two rounds: the text has ended, and another has begun
+_LEAST_TIMED = 256  # tokens of a copy whose time is not mostly that of its beginning
 _TOKEN_S = 1e-4  # to copy a token's cells before it is measured: 128 KiB, as of an 8B model, at 1.3 GB/s
 
 
 class TreeCache:
     """A context beside a shared one, which holds the text of one session at a time.
 
-    Texts are copied in and out. As in ski rental, a text moves in once it has decoded alone for ten times as long as
-    the copies take, so that they cost a tenth at most, however the requests come.
+    Texts are copied in and out. As in ski rental, a text moves in once it has been alone for ten times as long as the
+    copies take, so that they cost little however the requests come. A new text begins there without a copy.
     """
 
     def __init__(self, open_cells: Callable[[], Cells]) -> None:
@@ -30,7 +32,7 @@ class TreeCache:
         self._occupant: LlamaSession | None = None
         self._sessions: set[LlamaSession] = set()
         self._waiting: LlamaSession | None = None  # is alone, and not here yet
-        self._since_s = 0.0
+        self._since_s = self._seen_s = 0.0
         self._token_s = _TOKEN_S
         self._is_refused = False  # there was no memory for it
 
@@ -60,8 +62,9 @@ class TreeCache:
 
     def _pays(self, session: LlamaSession) -> bool:
         now_s = perf_counter()
-        if session is not self._waiting:
+        if session is not self._waiting or now_s - self._seen_s > _PAUSE_S:
             self._waiting, self._since_s = session, now_s
+        self._seen_s = now_s
         n = session.position + (self._occupant.position if self._occupant is not None else 0)
         return now_s - self._since_s >= _PAYBACK * n * self._token_s
 
@@ -70,7 +73,10 @@ class TreeCache:
             self._move_out(self._occupant)
         if self._occupant is not None:  # its own cells are being copied to
             return
-        if self._cells is None or not self._cells.context.is_usable:
+        if self._cells is not None and not self._cells.context.is_usable:
+            self._cells.context.release(self._cells.slot)
+            self._cells = None
+        if self._cells is None:
             try:
                 self._cells = self._open_cells()
             except BackendError:  # drafts stay chains
@@ -86,6 +92,6 @@ class TreeCache:
     def _copy(self, session: LlamaSession, cells: Cells) -> bool:
         started_s, n = perf_counter(), session.position
         has_moved = session.move(cells)
-        if has_moved and n:
+        if has_moved and n >= _LEAST_TIMED:
             self._token_s = (perf_counter() - started_s) / n
         return has_moved
