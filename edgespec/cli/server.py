@@ -54,9 +54,10 @@ def _describe_more(model: dict[str, Any], calls: list[dict[str, Any]]) -> Iterat
         tpot_s, p99_s = (median(each[name] for each in timed) for name in ("tpot", "step_p99"))
         yield f"{format_speed(tpot_s, p99_s)}, median of {count(len(timed), 'answer')}"
     if (sizes := model.get("estimated_bytes")) is not None:
+        trees = f", {gib(sizes['trees'])} of a cache for trees" if sizes.get("trees") else ""
         yield (
             f"{gib(sizes['weights'])} of weights, {gib(sizes['kv'])} of KV cache, {gib(sizes['scratch'])} of scratch"
-            f" memory, {gib(sizes['draft'])} of drafts; one more slot, of {model['context_size']:,} tokens,"
+            f" memory, {gib(sizes['draft'])} of drafts{trees}; one more slot, of {model['context_size']:,} tokens,"
             f" takes {gib(sizes['slot'])}, and 8,192 tokens more of context {gib(sizes['context_8192'])}"
         )
     for drafter in model.get("drafters", ()):

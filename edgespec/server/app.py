@@ -225,6 +225,7 @@ def _describe_memory(fit: Fit | None) -> dict[str, int] | None:
         "kv": fit.target.kv,
         "scratch": fit.target.compute,
         "draft": fit.draft.total if fit.draft is not None else 0,
+        "trees": fit.tree_cache.total if fit.tree_cache is not None else 0,
         "slot": fit.kv_for(fit.context),
         "context_8192": fit.caches * fit.kv_for(8192),
     }

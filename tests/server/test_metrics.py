@@ -94,7 +94,9 @@ def test_failed_opens_and_embeddings(tmp_path: Path) -> None:
         resident, needed = (
             total(values, "edgespec_memory_bytes", model="embedded", part=part) for part in ("resident", "estimated")
         )
-        assert resident > 2**25 and needed == sum(sizes[part] for part in ("weights", "kv", "scratch", "draft"))
+        assert resident > 2**25 and needed == sum(
+            sizes[part] for part in ("weights", "kv", "scratch", "draft", "trees")
+        )
     assert any("far: not loaded: " in line for line in server.log), server.log
     for model in ("broken", "far"):
         assert total(values, "edgespec_failed_opens_total", model=model) == 1
