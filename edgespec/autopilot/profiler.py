@@ -62,7 +62,7 @@ def measure_rows(session: Session, seconds: float, clock: Callable[[], float] = 
             break
     else:
         times = {rows: max(each, times[1]) for rows, each in times.items()}
-    if _drops(times):
+    if seconds and _drops(times):
         again = _time_rows(session, tokens, _ROWS, _MIN_ROWS, seconds, clock, refill)
         lower = {rows: min(each, again.get(rows, each)) for rows, each in times.items()}
         times = {rows: max(lower[1], each) for rows, each in lower.items()}

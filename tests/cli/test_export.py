@@ -68,7 +68,6 @@ def test_the_files_of_a_folder(cli: Cli, tmp_path: Path) -> None:
         (["--to", "vllm", "--target-id", "one"], 2, "'one' is neither a repository nor a folder with config.json."),
         (["--to", "llama-server", "--backend", "mlx"], 2, "llama-server loads GGUF files."),
         (["--to", "mlx-lm"], 2, "mlx-lm loads folders, and package:python-6m/target.gguf is a GGUF file."),
-        (["--to", "mlx-lm", "mistral-small-24b-q4"], 3, "models.toml names no MLX folder of mistral-small-24b-q4."),
         (["--to", "sglang", "qwen3-32b-q4", "--backend", "mlx", "--draft", "pard"], 2, "no drafter of the kind pard"),
         (["--to", "vllm", "--draft", "layerskip:2", "--target-id", "a/b"], 2, "the drafter self cannot be exported"),
     ],

@@ -308,5 +308,5 @@ def make_policies(
     size = subject.vocab_size
     chain = Budget(budget.depth, budget.depth) if draw is not None else budget
     stats = make_cheap_stats(drafter.name)
-    adaptive = Adaptive([drafter], stats, "test", size, trees=subject.takes_trees, draw=draw)
+    adaptive = Adaptive([drafter], stats, "test", size, takes_trees=lambda: subject.takes_trees, draw=draw)
     return FixedLength([drafter], chain, size, draw), adaptive

@@ -57,10 +57,19 @@ class EnumeratedDraw:
 
     model: Target
     random_source: Enumerated
+    takes_trees: bool = False
 
     def draw(self, logits: Logits, prefix: Sequence[int]) -> tuple[int, Probs]:
-        q = normalised(self.model.distribution(logits, prefix).dense(self.model.vocab_size))
-        return self.random_source.choose(q, len(prefix)), q
+        return self.draw_siblings(logits, prefix, 1)[0]
+
+    def draw_siblings(self, logits: Logits, prefix: Sequence[int], n: int) -> list[tuple[int, Probs]]:
+        rest, found = self.model.distribution(logits, prefix).dense(self.model.vocab_size), list[tuple[int, Probs]]()
+        while len(found) < n and rest.any():
+            q = normalised(rest)
+            found.append((self.random_source.choose(q, len(prefix)), q))
+            rest = rest.copy()
+            rest[found[-1][0]] = 0
+        return found
 
 
 class TwoRows:

@@ -16,7 +16,7 @@ from edgespec.core.tree import check_draft, path_to
 V = 4
 
 
-def test_only_a_chain_of_drawn_tokens_is_verified_as_drawn() -> None:
+def test_only_drawn_tokens_are_verified_as_drawn() -> None:
     q = np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]])
     tree = DraftTree()
     assert tree.drawn() is NO_DRAFT
@@ -27,12 +27,12 @@ def test_only_a_chain_of_drawn_tokens_is_verified_as_drawn() -> None:
     assert (draft.tokens.tolist(), draft.is_chain, draft.drafters) == ([3, 0], True, ("model", "model"))
     assert draft.q is not None and (draft.q == q).all()
     tree.add(1, 2, "ngram", 3.0)
-    with pytest.raises(ValueError, match="chain of drawn tokens"):
+    with pytest.raises(ValueError, match="only drawn tokens"):
         tree.drawn()
     tree.truncate(2)
     tree.add(0, 1, "model", 0.3, q[1])
-    with pytest.raises(ValueError, match="chain of drawn tokens"):
-        tree.drawn()
+    siblings = tree.drawn()
+    assert siblings.q is not None and len(siblings.q) == 3 and siblings.parents.tolist() == [-1, 0, 0]
 
 
 Path = tuple[int, ...]

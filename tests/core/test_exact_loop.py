@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from itertools import cycle, product
 
+import numpy as np
 import pytest
 
 from edgespec.autopilot.adaptive import Adaptive
@@ -19,7 +20,7 @@ from edgespec.autopilot.steered import SteeredController
 from edgespec.backends.toy_session import ToySession
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.loop import speculate
-from edgespec.core.protocols import Budget, Controller, Draft, Round, Step
+from edgespec.core.protocols import NO_DRAFT, Budget, Controller, Draft, Round, Step
 from edgespec.core.verify import BlockVerification, SampleMatching, TokenRejection
 from edgespec.drafters.block import BlockDrafter
 from edgespec.drafters.sequential import ModelDraftSession, SequentialDrafter
@@ -148,6 +149,47 @@ def test_drawn_drafts_of_the_shipped_drafters(policy: str, kind: str, rule: Rule
     varies = policy == "adaptive" and kind == "sequential" and length == 4
     assert any(lengths == {1, 2} for lengths in seen.values()) == varies
     assert {1} in seen.values(), "before the last token"
+
+
+class CutsSiblings(FixedLength):
+    """A mistake: of drawn siblings those that are improbable are not verified."""
+
+    def _decide(self, draft: Draft, source: str = "") -> Draft:
+        if draft.q is not None:
+            kept: list[int] = []
+            for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
+                if (parent < 0 or parent in kept) and draft.q[node][token] * 2 >= 1:
+                    kept.append(node)
+            place = {node: i for i, node in enumerate(kept)} | {-1: -1}
+            parents = np.array([place[int(draft.parents[node])] for node in kept], np.int32)
+            draft = Draft(draft.tokens[kept], parents, draft.q[kept]) if kept else NO_DRAFT
+        return super()._decide(draft, source)
+
+
+@pytest.mark.parametrize("kind", [FixedLength, CutsSiblings])
+@pytest.mark.parametrize(("vocab_size", "length", "budget"), [(2, 4, Budget(2, 4)), (3, 3, Budget(2, 5))])
+def test_drawn_trees_of_the_shipped_drafter(
+    kind: type[FixedLength], vocab_size: int, length: int, budget: Budget
+) -> None:
+    """Siblings are drawn without replacement; how many there are below a node depends on what was drawn before."""
+    target, model, shapes = Target(4, vocab_size, low=vocab_size == 2), Target(8, vocab_size), set[bool]()
+
+    def control(random_source: Enumerated) -> Controller:
+        draw = EnumeratedDraw(model, random_source, takes_trees=True)
+        controller = kind([model_drafter(model)], budget, vocab_size, draw)
+        propose = controller.propose
+
+        def heard(tokens: Sequence[int], limit: Budget) -> Draft:
+            draft = propose(tokens, limit)
+            shapes.add(draft.is_chain)
+            return draft
+
+        controller.propose = heard  # type: ignore[method-assign]
+        return controller
+
+    is_exact = generated(target, TokenRejection, control, frozenset(), length) == truth(target, frozenset(), length)
+    assert is_exact == (kind is FixedLength)
+    assert kind is CutsSiblings or False in shapes, "trees"
 
 
 class DropsTheImprobable(Adaptive):

@@ -22,7 +22,7 @@ from edgespec.engine.loaded_model import LoadedModel
 from edgespec.engine.open import Loader
 from edgespec.engine.selfdraft_cache import Choice, SelfDraftCache
 from edgespec.errors import Cancelled, DoesNotFit, UnknownModel
-from edgespec.machines.memory import DeviceMemory, Memory
+from edgespec.machines.memory import RESERVE_BYTES, DeviceMemory, Memory
 from edgespec.models.load_config import LoadConfig, MemoryOptions
 from tests.engine.conftest import generate
 from tests.gguf_models import REPOSITORY, TARGET
@@ -263,11 +263,17 @@ def test_experts_that_a_model_has_not_are_told(
     assert f"--n-cpu-moe has no effect, since {reason}." in heard.notices
 
 
-def test_a_window_that_is_not_scored_is_told(open_: Open, heard: Heard) -> None:
+def test_a_window_that_is_not_scored_is_told(open_: Open, heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one while a text is alone, unless there is no memory for its cache."""
     told = "This model takes chains, not trees, since its 2 parallel answers have caches of their own."
-    for draft in ("ngram", "lookahead:3,3,3"):
-        assert told not in heard.notices
-        open_(LoadConfig("python-6m", "llamacpp", draft, load=replace(ONE, caches=2)))
+    config = LoadConfig("python-6m", "llamacpp", "lookahead:3,3,3", load=replace(ONE, caches=2))
+    loaded = open_(config)
+    assert loaded.plan is not None and told not in heard.notices
+    memory = Memory(RESERVE_BYTES + loaded.plan.fit.needed - 1)
+    monkeypatch.setattr("edgespec.models.fit.host_memory", lambda _=(): memory)
+    open_(replace(config, draft="ngram"))
+    assert told not in heard.notices
+    open_(config)
     assert told in heard.notices
 
 
