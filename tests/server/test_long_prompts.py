@@ -35,7 +35,12 @@ def test_a_stream_says_how_far_a_prompt_has_been_read(toy: Server, path: str) ->
 
 
 def test_progress_as_events_where_it_is_asked_for(toy: Server) -> None:
-    ask: Any = {"model": "tree", "messages": [{"role": "user", "content": f"events {LONG}"}], "max_tokens": 4}
+    ask: Any = {
+        "model": "tree",
+        "messages": [{"role": "user", "content": f"events {LONG}"}],
+        "max_tokens": 4,
+        "seed": 1,
+    }
     chunks = list(toy.openai().chat.completions.create(**ask, stream=True, extra_body={"return_progress": True}))
     found = [chunk.model_extra["prompt_progress"] for chunk in chunks if "prompt_progress" in (chunk.model_extra or {})]
     total, done = found[0]["total"], [each["processed"] for each in found]

@@ -32,13 +32,14 @@ _LITERAL = re.compile(
     r"|\\\(.+?\\\)|\\\[.+?\\\]|\$\$.+?\$\$|\$[^\s$](?:[^$\n]*[^\s$])?\$(?!\d)",
     re.DOTALL,
 )
+_EMPTY_LINE = re.compile(r"\n[ \t]*\n")
 _FORMULA = re.compile(r"\\\[|\$\$")
 _CLOSES = {"\\[": "\\]", "$$": "$$"}
 
 
 def parse_markdown(source: str, offset: int = 0, number: int = 1) -> tuple[list[Block], int]:
-    """The blocks of `source`, and where in it the last one at the top level starts: text that is appended may change
-    what follows, and nothing before.
+    """The blocks of `source`, and from where on they may change when text is appended: the last one at the top
+    level, or the one in which a formula may have begun.
 
     `offset` is added to all positions; `number` is the one of the first fenced code block, as `/copy N` counts them.
     """
@@ -47,7 +48,11 @@ def parse_markdown(source: str, offset: int = 0, number: int = 1) -> tuple[list[
     nodes = SyntaxTreeNode(_parser().parse(source)).children
     reader = _Reader(source, offset, number)
     blocks = list(reader.read(nodes, "", "", ""))
-    return blocks, reader.find(nodes[-1])[0] - offset if nodes else 0
+    starts = [reader.find(node)[0] - offset for node in nodes] or [0]
+    lines = max((found.end() for found in _EMPTY_LINE.finditer(source)), default=0)  # behind the last empty one
+    if lines < starts[-1] and _FORMULA.search(source, lines):  # it may end behind what now looks like several blocks
+        return blocks, max((start for start in starts if start <= lines), default=0)
+    return blocks, starts[-1]
 
 
 def list_code_blocks(source: str) -> list[str]:

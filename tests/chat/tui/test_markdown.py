@@ -65,6 +65,19 @@ def test_a_broken_line_has_no_blanks_beyond_its_text() -> None:
     assert len(shown) > 1 and "".join(row.content.plain[row.skip :] for row in shown).rstrip() == line
 
 
+@pytest.mark.parametrize(
+    "text", ["a\n\n\\[\nb * c\n- d\n\\]\n\ne", "- a\n\n$$\nb\n> c\n$$\n", "\\[\na\n- b\n\nc\n\\]\n"]
+)
+def test_a_formula_that_grows_may_look_like_other_blocks(text: str) -> None:
+    """Wherever the text is cut."""
+    for first in range(1, len(text)):
+        for second in range(first, len(text)):
+            document = Document(parse_markdown)
+            for end in (first, second, len(text)):
+                document.update(text[:end])
+            assert document.blocks == parse_markdown(text, 0, 1)[0], (first, second)
+
+
 @pytest.mark.parametrize("parse", [parse_markdown, parse_python, parse_plain], ids=["markdown", "code", "plain"])
 def test_a_text_that_grows_ends_as_one_that_came_at_once(parse: Parse) -> None:
     cut = random.Random(1)
