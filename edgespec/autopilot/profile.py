@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -112,8 +112,12 @@ def interpolate(curve: ContextCurve, context: int) -> float:
 def find_paying_acceptance(profile: Profile, drafter: str) -> float | None:
     """The lowest acceptance, in steps of 5%, at which a chain of `drafter` beats plain decoding; None if none does."""
     draft_s = profile.drafts[drafter].path_s(1) if drafter in profile.drafts else 0.0
-    steps = (percent / 100 for percent in range(5, 101, 5))
-    return next((rate for rate in steps if choose_chain_length(profile.rows, draft_s, rate)[0]), None)
+    return find_lowest(lambda rate: choose_chain_length(profile.rows, draft_s, rate)[0] > 0)
+
+
+def find_lowest(pays: Callable[[float], bool]) -> float | None:
+    """The lowest acceptance, in steps of 5%, that `pays`; None if none does."""
+    return next((percent / 100 for percent in range(5, 101, 5) if pays(percent / 100)), None)
 
 
 def choose_chain_length(

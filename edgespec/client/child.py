@@ -105,10 +105,11 @@ class Outbox:
         for the first of a stream.
         """
         with self._lock:
-            if not self._events:
+            is_due = perf_counter() - self._sent_s >= _SEND_EVERY_S
+            if not self._events or not (is_due or self._events.keys() - self._begun):
                 return
             speaking = {n for n, events in self._events.items() if any(isinstance(each, Piece) for each in events)}
-            if perf_counter() - self._sent_s >= _SEND_EVERY_S or not speaking <= self._begun:
+            if is_due or not speaking <= self._begun:
                 if speaking:
                     self._sent_s = perf_counter()
                 self._begun |= speaking

@@ -304,7 +304,7 @@ class Engine:
         for name in tuple(records):  # other generations may add some meanwhile
             record = records[name]
             drafter = self._drafters.loaded.get(name)
-            if drafter is None or drafter.source is None or record.is_told:
+            if drafter is None or drafter.source is None or record.is_told or not record.is_low(1.0):
                 continue
             pays_from = find_paying_acceptance(self.draft_stats.costs.profile, name)
             if not record.is_low(1.0 if pays_from is None else pays_from):

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from edgespec.autopilot.profile import choose_chain_length
+from edgespec.autopilot.profile import choose_chain_length, find_lowest
 from edgespec.autopilot.profiler import measure_rows
 from edgespec.autopilot.store import calibration_folder, current_setting, load_entry, save_entry
 from edgespec.backends import device_memory, open_model
@@ -86,7 +86,7 @@ class SpeedEstimate:
     @property
     def pays_from(self) -> float | None:
         """The lowest acceptance, in steps of 5%, at which a chain beats plain decoding; None if 100% does not."""
-        return next((a / 100 for a in range(5, 101, 5) if self.speculative(a / 100)[1] > 1.0), None)
+        return find_lowest(lambda rate: self.speculative(rate)[1] > 1.0)
 
 
 def read_by_type(header: Header) -> dict[str, float]:
