@@ -16,8 +16,10 @@ _SETTINGS_S = 0.4  # of measuring at the first load
 
 def find_settings(target: Model, path: Path, planned: Plan) -> RuntimeSettings | None:
     """Have `target` use the stored settings; None if there are none, or its runtime has none to choose."""
-    settings = SettingsStore(path).load(planned.backend, planned.options) if isinstance(target, LlamaModel) else None
-    if settings is not None and isinstance(target, LlamaModel):
+    if not isinstance(target, LlamaModel):  # which alone has settings
+        return None
+    settings = SettingsStore(path).load(planned.backend, planned.options)
+    if settings is not None:
         target.use(settings)
     return settings
 
@@ -29,7 +31,7 @@ def measure_settings(target: Model, path: Path, planned: Plan, seconds: float | 
     another setting is another rounding, so a model keeps what it began with until somebody measures again. Raises
     CacheError, Cancelled.
     """
-    if not isinstance(target, LlamaModel):  # which alone has settings
+    if not isinstance(target, LlamaModel):
         return None
     store = SettingsStore(path)
     measured = target.measure_settings(_SETTINGS_S if seconds is None else seconds)
@@ -46,10 +48,10 @@ def choose_settings(target: Model, path: Path, planned: Plan, seconds: float | N
     Raises CacheError, Cancelled.
     """
     settings = find_settings(target, path, planned)
-    if settings is None or seconds is not None:
+    if isinstance(target, LlamaModel) and (settings is None or seconds is not None):
         settings = measure_settings(target, path, planned, seconds)
-    if settings is not None and isinstance(target, LlamaModel):
-        target.use(settings)
+        if settings is not None:
+            target.use(settings)
     return settings
 
 

@@ -16,12 +16,10 @@ from typing import Any
 from edgespec.autopilot.profiler import measure_rows
 from edgespec.autopilot.store import calibration_folder, current_setting, load_entry, save_entry
 from edgespec.backends.options import LoadOptions
-from edgespec.errors import EdgespecError
 from edgespec.formats.mlx_folder import Folder
-from edgespec.isolated import ChildDied, run_in_child
 from edgespec.models.packaged import find_packaged
 from edgespec.models.references import PackagedFile
-from edgespec.models.speed import MachineSpeed, read_rates
+from edgespec.models.speed import MachineSpeed, add_rates, read_rates
 
 KINDS = {"2-bit": 2, "3-bit": 3, "4-bit": 4, "5-bit": 5, "6-bit": 6, "8-bit": 8, "16-bit": None}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of their number in a config
@@ -82,12 +80,9 @@ def measure_mlx_speed(
     if not missing:
         return stored
     report(f"measuring this machine once, with weights of {len(missing)} kinds for MLX: {', '.join(missing)} …")
-    try:
-        measured = run_in_child(_measure, missing)
-    except (ChildDied, EdgespecError):
-        return stored
-    speed = MachineSpeed({**stored.rates, **measured})
-    save_entry(_path(), {"setting": _setting(), "rates": speed.rates}, "rates")
+    speed = add_rates(stored, _measure, missing)
+    if speed is not stored:
+        save_entry(_path(), {"setting": _setting(), "rates": speed.rates}, "rates")
     return speed
 
 

@@ -222,13 +222,21 @@ def measure_speed(
         return stored
     report(f"measuring this machine once, with weights of {len(missing)} types: {', '.join(missing)} …")
     with tempfile.TemporaryDirectory(prefix="edgespec-") as folder:
-        try:
-            measured = run_in_child(_measure, missing, Path(folder), options)
-        except (ChildDied, EdgespecError):
-            return stored
-    speed = MachineSpeed({**stored.rates, **measured})
-    save_speed(speed, options)
+        speed = add_rates(stored, _measure, missing, Path(folder), options)
+    if speed is not stored:
+        save_speed(speed, options)
     return speed
+
+
+def add_rates(stored: MachineSpeed, measure: Callable[..., dict[str, dict[int, float]]], *args: Any) -> MachineSpeed:
+    """`stored` with what `measure` finds for `args` in a child process, which may abort: then `stored` itself.
+
+    Raises Cancelled.
+    """
+    try:
+        return MachineSpeed({**stored.rates, **run_in_child(measure, *args)})
+    except (ChildDied, EdgespecError):
+        return stored
 
 
 def _measure(types: list[str], folder: Path, options: LoadOptions) -> dict[str, dict[int, float]]:
