@@ -76,7 +76,7 @@ def parse_shape(text: str) -> WindowShape:
 
 
 class NgramPool:
-    """Of each token the last n-grams that began with it, `most` of them."""
+    """Keeps the last n-grams that began with a token, `most` of each."""
 
     def __init__(self, most: int) -> None:
         self._most = most

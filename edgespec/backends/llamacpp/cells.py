@@ -1,4 +1,4 @@
-"""Where a session's keys and values lie, and their copies as bytes in llama.cpp's format."""
+"""Keep the keys and values of a session as cells, and copy them as bytes in llama.cpp's format."""
 
 from __future__ import annotations
 
