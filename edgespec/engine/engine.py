@@ -9,6 +9,7 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
+from edgespec.autopilot.acceptance_record import name_cures
 from edgespec.autopilot.cost_model import CostModel
 from edgespec.autopilot.profile import DraftCost, Profile, find_paying_acceptance
 from edgespec.autopilot.profiler import (
@@ -310,13 +311,10 @@ class Engine:
             if not record.is_low(1.0 if pays_from is None else pays_from):
                 continue
             records[name] = replace(record, is_told=True)
-            cure = "`edgespec adapt` trains it on your texts, " if drafter.spec.needs == "model" else ""
             told = record.describe(shorten_names(drafter.label))
             limit = "do not pay" if pays_from is None else f"pay from {pays_from:.0%}"
-            yield (
-                f"{told[:1].upper()}{told[1:]}, and {limit} on this machine: {cure}`edgespec draft train` makes a head"
-                " for the model, and --draft ngram leaves it out."
-            )
+            cures = name_cures(trains=drafter.spec.needs == "model")
+            yield f"{told[:1].upper()}{told[1:]}, and {limit} on this machine: {cures}."
 
     def _measure_once(self) -> DraftStats:
         if self._draft_stats is None:

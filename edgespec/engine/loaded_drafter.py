@@ -12,7 +12,7 @@ from edgespec.backends.attached_draft import AttachedDraft, AttachedHead
 from edgespec.core.drafter import Drafter
 from edgespec.core.protocols import Session
 from edgespec.drafters.registry import DrafterSpec, SlotMemory, SlotResources
-from edgespec.models.drafts import DrafterPlan
+from edgespec.models.drafts import DrafterPlan, describe_variant
 from edgespec.models.hub import Hub
 from edgespec.models.resolve import fetch_source
 
@@ -61,7 +61,4 @@ class LoadedDrafter:
 def identify_drafters(drafters: Iterable[LoadedDrafter], hub: Hub) -> tuple[list[Path], str]:
     """(the files of their models, what else their costs and acceptance depend on), for the key of a ProfileStore."""
     plans = [each.plan for each in drafters]
-    paths = [fetch_source(each.model.source, hub) for each in plans if each.model is not None]
-    variants = [str(each.self_draft) for each in plans if each.self_draft is not None]
-    variants += [f"version {each.card.version}" for each in plans if each.card is not None]
-    return paths, "+".join(variants)
+    return [fetch_source(each.model.source, hub) for each in plans if each.model is not None], describe_variant(plans)

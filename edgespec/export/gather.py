@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
-from edgespec.autopilot.stats import DraftStats
-from edgespec.autopilot.store import ProfileStore, processor_name
-from edgespec.errors import CacheError
+from edgespec.autopilot.store import processor_name
 from edgespec.export.measured import read_measured
 from edgespec.export.paired import list_paired, require_pair
 from edgespec.export.plan import Draft, ExportPlan, Weights
@@ -17,6 +14,7 @@ from edgespec.formats.heads import HeadSpec
 from edgespec.models.draft_words import AUTO
 from edgespec.models.drafts import DrafterPlan
 from edgespec.models.hub import Hub
+from edgespec.models.learned import find_stats
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.plan import Plan, plan
 from edgespec.models.references import Alias, parse_reference
@@ -52,15 +50,15 @@ def gather(
         named = pair.target if pair is not None else reference
         path = find_local(planned.target, hub)
         target = describe_weights(named, registry, path=path, metadata=planned.metadata, given=target_id)
-        drafts = tuple(_read_plan(planned, path, draft_id, registry, hub))
+        drafts = tuple(_read_plan(planned, draft_id, registry, hub))
         name = planned.name
     ranked = sorted(drafts, key=lambda each: (*_PREFERENCE, each.method).index(each.method))
     return ExportPlan(name, backend, target, tuple(ranked), request.draft == AUTO, processor_name())
 
 
-def _read_plan(planned: Plan, target: Path | None, given: str | None, registry: Registry, hub: Hub) -> Iterator[Draft]:
-    """The drafters of a planned load; `target` is the target's path, if it is on this machine."""
-    stats = _load_stats(planned, target, hub)
+def _read_plan(planned: Plan, given: str | None, registry: Registry, hub: Hub) -> Iterator[Draft]:
+    """The drafters of a planned load."""
+    stats = find_stats(planned, hub)
     for each in planned.drafters:
         method = each.spec.name if each.head is None else each.head.kind
         yield Draft(
@@ -96,16 +94,3 @@ def _read_weights(drafter: DrafterPlan, given: str | None, registry: Registry, h
     if is_own and isinstance(model.source, LocalModel) and model.source.kind == "mlx":  # an adapted version, of 16 bits
         return replace(weights, original=str(model.source.path.resolve()), known_from="its adapted version")
     return weights
-
-
-def _load_stats(planned: Plan, target: Path | None, hub: Hub) -> DraftStats | None:
-    """The newest statistics of this pair on this processor, under whatever settings; None if there are none."""
-    paths = [find_local(each.model.source, hub) for each in planned.drafters if each.model is not None]
-    here = [path for path in paths if path is not None]
-    if target is None or len(here) < len(paths):
-        return None
-    versions = [f"version {each.card.version}" for each in planned.drafters if each.card is not None]
-    try:
-        return ProfileStore(target, here, "+".join(versions)).load_newest()
-    except CacheError:
-        return None

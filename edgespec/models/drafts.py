@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from edgespec.backends.attached_draft import SelfDraftSpec
@@ -77,3 +78,10 @@ class Adaptation:
     pair: AdaptedPair
     active: int | None = BASE
     card: Card | None = None
+
+
+def describe_variant(drafters: Iterable[DrafterPlan]) -> str:
+    """What the costs and the acceptance of drafters depend on, apart from their files."""
+    plans = list(drafters)
+    variants = [str(each.self_draft) for each in plans if each.self_draft is not None]
+    return "+".join(variants + [f"version {each.card.version}" for each in plans if each.card is not None])

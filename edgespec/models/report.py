@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from edgespec.autopilot.acceptance_record import AcceptanceRecord
 from edgespec.autopilot.settings_store import SettingsStore
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.settings import RuntimeSettings
@@ -13,8 +14,10 @@ from edgespec.formats.gguf import Header
 from edgespec.formats.head_file import ModelMetadata
 from edgespec.formats.heads import HeadSpec
 from edgespec.machines.memory import RAM, split_places
+from edgespec.models.checklist import Practice, list_practices
 from edgespec.models.fit import MemoryEstimate, estimate_head
 from edgespec.models.hub import Hub
+from edgespec.models.learned import find_stats
 from edgespec.models.load_config import LoadConfig
 from edgespec.models.mlx_speed import measure_mlx_speed, to_kinds
 from edgespec.models.plan import Plan, plan
@@ -133,12 +136,21 @@ class PlanReport:
     heads     the trained heads among its drafters, with their memory
     settings  of llama.cpp, as measured; None before that, and on other runtimes
     speed     None if it is not asked for, or a reason why none can be told
+    records   of its drafters in earlier answers, by their names
     """
 
     planned: Plan
     heads: tuple[tuple[str, HeadSpec, MemoryEstimate], ...]
     settings: RuntimeSettings | None
     speed: Speed | str | None = None
+    records: Mapping[str, AcceptanceRecord] = field(default_factory=dict)
+
+    @property
+    def checklist(self) -> list[Practice]:
+        """What decides whether drafts pay; empty without speeds."""
+        if not isinstance(self.speed, Speed):
+            return []
+        return list(list_practices(self.speed.expected, self.planned.fit, self.planned.drafters, self.records))
 
     @property
     def fits(self) -> bool:
@@ -194,7 +206,9 @@ class PlanReport:
             facts["settings"] = asdict(self.settings) if self.settings is not None else None
         if isinstance(self.speed, str):
             facts["not_foretold"] = self.speed
-        return facts | (self.speed.to_dict() if isinstance(self.speed, Speed) else {})
+        if isinstance(self.speed, Speed):
+            facts |= self.speed.to_dict() | {"checklist": [asdict(each) for each in self.checklist]}
+        return facts
 
 
 def report_plan(
@@ -212,7 +226,9 @@ def report_plan(
     planned = plan(request, registry, hub)
     for told in (*planned.findings, *_find_tools_notice(planned)):
         notice(told)
-    found = replace(describe_plan(planned), settings=_load_settings(planned, hub))
+    stats = find_stats(planned, hub)
+    records = stats.records if stats is not None else {}
+    found = replace(describe_plan(planned), settings=_load_settings(planned, hub), records=records)
     yield found
     if measure:
         yield replace(found, speed=_estimate_speed(planned, report))

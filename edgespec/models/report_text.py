@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from edgespec.models.network import Network
 from edgespec.models.report import DraftSpeed, PlanReport, Speed
@@ -10,7 +10,6 @@ from edgespec.models.short_names import shorten_names
 from edgespec.units import gib, significant
 
 _SLOW_DRAFT = 0.8  # from this cost on, a draft model is as slow as its target
-_ROWS_PAY, _ROWS_COST = 1.5, 2.0  # plain steps of four rows
 
 
 def format_plan(report: PlanReport) -> Iterator[str]:
@@ -20,6 +19,8 @@ def format_plan(report: PlanReport) -> Iterator[str]:
     yield from _format_memory(report)
     if isinstance(report.speed, Speed):
         yield from format_speed(report.speed, fits=report.fits)
+        yield "what decides here:"
+        yield from (f"  {each}" for each in report.checklist)
     else:
         yield "  speed: no estimate" + (f", since {report.speed}" if report.speed is not None else "")
 
@@ -75,22 +76,12 @@ def format_speed(speed: Speed, *, fits: bool) -> Iterator[str]:
         yield f"  {speed.faster_type}"
     costs = "  ".join(f"{n}: {cost:.2f}" for n, cost in speed.costs.items())
     yield f"  cost of a forward of n rows, T(n), in plain steps: {costs}"
-    yield from judge_rows(speed.costs)
     if speed.model.mixture:
         yield "  estimated with the same experts for all rows; rows that route to other experts cost more"
     if speed.no_draft_speed:
         yield f"  drafts: {speed.no_draft_speed}"
     elif speed.draft_speed is not None:
         yield from _format_drafts(speed.draft_speed)
-
-
-def judge_rows(costs: Mapping[int, float]) -> Iterator[str]:
-    """What four rows mean for drafts; `costs` by rows, in plain steps."""
-    four = costs.get(4)
-    if four is not None and four > _ROWS_COST:
-        yield "  four rows cost much more than one: computing takes the time here, and drafts save only reading"
-    elif four is not None and four < _ROWS_PAY:
-        yield "  four rows cost little more than one: reading the weights takes the time here, and drafts save that"
 
 
 def _format_drafts(drafts: DraftSpeed) -> Iterator[str]:
