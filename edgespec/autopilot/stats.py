@@ -123,6 +123,17 @@ class DraftStats:
             found = self.drafters[key] = DrafterStats(confidence, is_trusted=is_trusted)
         return found
 
+    def with_costs(self, profile: Profile) -> DraftStats:
+        """The same acceptance at other costs; what rounds have gained at the old ones is left out."""
+        stats = DraftStats(profile)
+        for key, each in self.drafters.items():
+            found = stats.drafter(key, each.confidence, is_trusted=each.is_trusted)
+            for rate, known in zip(found.rates, each.rates, strict=True):
+                if rate not in found.gains:
+                    rate.restore(known.evidence)
+        stats.records = dict(self.records)
+        return stats
+
     def to_dict(self) -> dict[str, Any]:
         """Values for `from_dict`, which are JSON's but for numbers as keys; JSON makes them strings."""
         return {

@@ -84,10 +84,11 @@ class LoadedModel:
             engine.draft_stats = stored  # for a fixed length too: /spec auto may come later
             if speculation.is_adaptive:
                 engine.measure_missing()
-        elif speculation.is_adaptive and later:
-            engine.draft_stats, self.pending.costs = DraftStats(ASSUMED), True
         elif speculation.is_adaptive:
-            engine.draft_stats = DraftStats(engine.measure(PROFILE_S))
+            profile = ASSUMED if later else engine.measure(PROFILE_S)
+            known = self.store.load_newest()  # settings that have changed cost something else, and accept the same
+            engine.draft_stats = DraftStats(profile) if known is None else known.with_costs(profile)
+            self.pending.costs = later
 
     def measure_pending(self) -> None:
         """Measure what the load has left out. Raises Cancelled."""

@@ -94,6 +94,18 @@ def test_another_setting_is_measured(open_: Open, measured: list[float]) -> None
     assert len(measured) == 2, "both are known, and the context's size does not matter"
 
 
+def test_under_another_setting_acceptance_is_known_and_gains_are_not(open_: Open, measured: list[float]) -> None:
+    first = open_(LoadConfig(load=ONE))
+    converse(first)
+    known = first.engine.draft_stats
+    first.save_stats()
+    two = open_(LoadConfig(load=LoadOptions(threads=2, context_size=128))).engine.draft_stats
+    assert two.records == known.records and two.records and len(measured) == 2
+    for key, each in known.drafters.items():
+        assert two.drafters[key].first_choice.value == each.first_choice.value
+        assert {gain.evidence for gain in two.drafters[key].gains} == {(0.0, 0.0)}
+
+
 def test_a_saved_cache_is_found_wherever_the_layers_are(measured: list[float], heard: Heard, tmp_path: Path) -> None:
     """As many layers are on a GPU as there is memory for, which differs from load to load."""
     memory, prompt = MemoryOptions(tmp_path / "memory"), "x = 1\n" * 100
