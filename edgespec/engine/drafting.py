@@ -42,7 +42,7 @@ def make_draw(rule: Rule, sampler: Sampler, seed: int, *, is_tree: bool) -> Toke
 def score_whole(spec: Speculation, target: Session, drafters: Sequence[Drafter], costs: CostModel) -> Speculation:
     """`spec`, without the autopilot for a drafter alone whose `whole_size` takes next to no time."""
     size = drafters[0].whole_size if len(drafters) == 1 else None
-    if size is None or not target.capabilities.tree:
+    if size is None or spec.acceptance in DRAWN_RULES or not target.capabilities.tree:
         return spec
     is_nearly_free = costs.seconds(1 + size.nodes) <= _NEARLY_FREE * costs.seconds(1)
     return replace(spec, draft_max=size.depth, draft_tree=size.nodes) if is_nearly_free else spec

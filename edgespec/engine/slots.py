@@ -100,6 +100,7 @@ class SlotPool:
         if held.get(source, 0) > max(found.held, n_saved):
             if found.target.adopt(source.target, held[source]):
                 found.held = held[source]
+                self._adopts = True  # a copy that failed before was an exception, such as one without memory
             else:
                 self._adopts = self._adopts and held[source] <= cheap_prefill(context_size)  # a copy may not pay
                 if best is not None and not self._loses_much(best, common[best]):

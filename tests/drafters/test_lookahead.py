@@ -351,6 +351,12 @@ def test_it_is_scored_whole_where_its_rows_are_nearly_free(
     assert found == (replace(spec, draft_max=9, draft_tree=55) if is_whole else spec)
 
 
+def test_a_rule_for_drawn_chains_stays_one_where_the_draft_model_has_failed() -> None:
+    spec = Speculation(("lookahead", "model"), acceptance="block")
+    drafters = [LookaheadDrafter()]
+    assert score_whole(spec, open_session("tree", MODEL), drafters, CostModel(Profile({1: 1.0, 64: 1.1}))) is spec
+
+
 @pytest.mark.parametrize(("rows", "n_drafted"), [({1: 1.0, 64: 1.1}, 27), ({1: 1.0, 2: 2.0, 64: 64.0}, 4)])
 def test_an_engine_scores_the_window_where_its_rows_are_nearly_free(rows: dict[int, float], n_drafted: int) -> None:
     target = ToyRuntimeModel("tree", LetterModel(order=8), LoadOptions(context_size=256))

@@ -7,6 +7,7 @@ import pytest
 from edgespec.autopilot.speculation import Speculation
 from edgespec.backends.options import LoadOptions
 from edgespec.backends.toy import load
+from edgespec.backends.toy_session import ToySession
 from edgespec.core.sampling import SamplingParams
 from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
@@ -77,6 +78,19 @@ def test_a_conversation_goes_on_in_its_own_slot_where_no_other_can_take_over_its
     else:
         assert engine._slots._kept[-1].tokens[: len(long)] == list(long.encode()) and not engine._slots._adopts
         assert len(engine._slots._kept) == 2, "the slot that was opened beside it stays for others"
+    engine.close()
+
+
+def test_a_copy_that_fails_once_does_not_end_taking_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(load("tree", LoadOptions(context_size=4096)), [], PLAIN, 2)
+    long = ONE + TWO
+    answer(engine, long)
+    with monkeypatch.context() as failing:
+        failing.setattr(ToySession, "adopt", lambda *_: False)
+        answer(engine, long[:-200] + ONE)
+    assert not engine._slots._adopts
+    answer(engine, long[:300] + THREE)
+    assert engine._slots._adopts
     engine.close()
 
 
