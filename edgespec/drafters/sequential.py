@@ -213,7 +213,7 @@ class SequentialDrafter(SessionDrafter):
             rows = continued
 
     def _draw_tree(self, tree: DraftTree, logits: Logits, limit: Budget) -> Iterator[None]:
-        """Draw siblings without replacement, for recursive rejection (Miao et al. 2024, SpecInfer).
+        """Draw siblings without replacement (Jeon et al. 2024), for recursive rejection (Miao et al. 2024, SpecInfer).
 
         How many are drawn below a node, and whether it is continued, depends on what was drawn before alone, and all
         are kept: else the distribution of the output would change. Each level gets an equal share of the nodes.

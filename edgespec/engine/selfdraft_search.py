@@ -66,8 +66,8 @@ class SelfDraftSearch:
         return Choice(best, pays, f"{trial}; the best of {len(self.trials)} tried")
 
     def _search(self, method: SelfDraftSpec, evaluator: Evaluator, session: Session, until: float) -> None:
-        """Try early exits, leave out spans of middle layers (SWIFT, Xia et al. 2024), then one layer at a time,
-        then the least important ones together. The time of a deep model ends soon after the spans.
+        """Try early exits, leave out spans of middle layers, then one layer at a time, then the least important ones
+        together (Zhang et al. 2023; Xia et al. 2024). The time of a deep model ends soon after the spans.
         """
         count = self.target.layer_count
         if count < 3:
