@@ -33,7 +33,7 @@ from tests.gguf_models import REPOSITORY, TARGET
 from tests.mlx_models import load_target
 
 CONTEXT = 256
-LLAMA = ("eagle3", "dflash", "window", "dspark", "mixture", "chain", "hybrid", "assistant")
+LLAMA = ("eagle3", "dflash", "window", "dspark", "dflash2", "mixture", "chain", "hybrid", "assistant")
 MLX = (*kinds_on("mlx"), "trained eagle3", "hybrid mtp", "hydra++")
 SHAPE = TargetShape(256, 4096, (1, 3, 6))
 
