@@ -131,6 +131,7 @@ class HeadTrainer(Training):
         drafter = DrafterPlan(drafter_specs()["eagle3"], head=read_head(start))
         trainee = open_head(drafter, start, materials, opened, is_new=True)
         rivals: dict[str, Mapping[str, Matrix]] = {"lookups": measure_lookups(materials.held_out, DEPTH)}
+        materials.throttle.allowance.reserve_s = trainee.estimate()
         if active is not None:
             rivals["the head in use"] = trainee.measure()
         base = max(rivals, key=lambda name: expected_tokens(rivals[name].values()))
@@ -171,10 +172,7 @@ class HeadTrainer(Training):
                 if not is_told and (whole_s := 2 * _LEAST * taken_s / max(1, n - n_before)) > limit_s:
                     is_told = n - n_before > _RATED
                     if is_told:
-                        notice(
-                            f"This run takes longer than it may: the {2 * _LEAST:,} tokens that are needed take about"
-                            f" {whole_s / 60:.0f} minutes to write."
-                        )
+                        notice(_describe_writing(whole_s / 60, throttle.allowance.limit_s / 60))
                 share = max(n / config.n_tokens, min(taken_s / limit_s, n / (2 * _LEAST)))
                 self.reporter.writing(min(share, 1.0), n)
                 if share >= 1:
@@ -183,6 +181,14 @@ class HeadTrainer(Training):
                     raise stopped_on_battery(f"the writing stopped after {n:,} tokens")
         finally:
             engine.release_draft()
+
+
+def _describe_writing(minutes: float, limit: float) -> str:
+    """What writing that takes most of the time of a run, or more, means for it; both in minutes."""
+    needed = f"the {2 * _LEAST:,} tokens that are needed take about {minutes:.0f} minutes to write"
+    if minutes > limit:
+        return f"This run takes longer than it may: {needed}."
+    return f"Little of the {limit:.0f} minutes is left to train in: {needed}. The same command trains further."
 
 
 def _check_tokens(n: int) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends import Model
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 DEPTH = 4  # tokens of the drafts whose gain is measured
 RANK = 16  # of LoRA
+_SAMPLE = 2  # conversations or windows of them, which tell how long all take
 TRAINED = ("model", "mtp", "eagle", "eagle3")
 """The drafters that can be trained, as `auto` chooses among those of a target."""
 
@@ -60,12 +62,14 @@ class Trainee:
     texts    that it is trained on
     train    trains it, from the last checkpoint on, and reports each step
     measure  the matrices of the held-out conversations, for drafts of DEPTH tokens
+    estimate the seconds that `measure` will take, of which it takes a part
     save     writes the draft to a path, which it creates
     """
 
     texts: Sequence[TrainingText]
     train: Callable[[Callable[[Progress], None]], Progress]
     measure: Callable[[], Mapping[str, Matrix]]
+    estimate: Callable[[], float]
     save: Callable[[Path], None]
 
 
@@ -91,10 +95,14 @@ def open_trainee(
         student.train_all()
     teacher = Teacher(session, student.vocab_size)
     parts = _make_parts(materials.train, teacher, materials, materials.reading_s)
+    held_out = materials.held_out
     return Trainee(
         texts=parts.used_texts,
         train=_descend(student.network, distillation, parts, materials),
-        measure=lambda: measure_chains(student.network, materials.held_out, DEPTH),
+        measure=lambda: measure_chains(student.network, held_out, DEPTH),
+        estimate=_extrapolate(
+            lambda n: measure_chains(student.network, materials.held_out[:n], DEPTH), len(materials.held_out)
+        ),
         save=student.save,
     )
 
@@ -163,8 +171,21 @@ def open_head(
         texts=train.used_texts,
         train=_descend(student.network, recursion, train, materials, student.network.is_inner),
         measure=lambda: measure_heads(student.network, held_out, DEPTH),
+        estimate=_extrapolate(lambda n: measure_heads(student.network, held_out, DEPTH, n), len(held_out.windows)),
         save=student.save,
     )
+
+
+def _extrapolate(measure: Callable[[int], object], n: int) -> Callable[[], float]:
+    """How long `measure` takes for all `n`, by the first ones."""
+
+    def estimate() -> float:
+        measure(1)  # the first one loads the weights
+        start_s = monotonic()
+        measure(min(n, _SAMPLE))
+        return (monotonic() - start_s) * n / min(n, _SAMPLE)
+
+    return estimate
 
 
 def _make_parts(texts: Sequence[TrainingText], teacher: Teacher, materials: Materials, limit_s: float) -> Parts:

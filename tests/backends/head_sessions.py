@@ -139,8 +139,8 @@ def is_close(a: Any, b: Any, tolerance: float) -> bool:
 def check_fresh(pair: Pair) -> None:
     """The head says what it would beside a fresh session, after the text and after two drafted tokens.
 
-    On llama.cpp rounding may change the best token of a row of DSpark or DFlash2, on which the next rows depend, and the
-    last of DFlash2's candidates. Rows are compared up to there.
+    On llama.cpp rounding may change the best token of a row of DSpark or DFlash2, on which the next rows depend, and
+    the last of DFlash2's candidates. Rows are compared up to there.
     """
     other = pair.fresh()
     found, expected = pair.say(), other.say()

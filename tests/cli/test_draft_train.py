@@ -115,7 +115,7 @@ def test_a_head_is_trained_further_and_used(cli: Cli, tmp_path: Path, monkeypatc
     plain = cli(*RUN, "--draft", "none")
     before = cli(*RUN, "--draft", "eagle3", "--draft-max", "3")
     assert before.stdout == plain.stdout
-    done = cli("draft", "train", "python-6m", "--tokens", "100", "--minutes", "0.15", *FAST)
+    done = cli("draft", "train", "python-6m", "--tokens", "100", "--minutes", "0.5", *FAST)
     assert done.stdout.startswith("kept as version 2: ") and "the head in use 1." in done.stdout
     for draft in ("auto", "eagle3"):
         drafted = cli(*RUN, "--draft", draft)

@@ -28,11 +28,12 @@ from edgespec.formats.head_file import read_head
 from edgespec.train.head_arrays import read_parts
 from edgespec.train.head_files import check_target, choose_vocabulary, write_new_head
 from edgespec.train.head_student import HeadStudent, measure_heads
-from edgespec.train.new_head import measure_lookups, prepare_first, split_conversations
+from edgespec.train.new_head import _describe_writing, measure_lookups, prepare_first, split_conversations
 from edgespec.train.options import CHECKPOINT
 from edgespec.train.parts import Parts
 from edgespec.train.teacher import Teacher
 from edgespec.train.texts import TrainingText
+from edgespec.train.trainee import _extrapolate
 from tests.drafters.sessions import decode_greedily
 from tests.gguf_models import TARGET, llama3, mamba, qwen
 from tests.mlx_models import CONFIGS, DENSE, make_folder
@@ -234,3 +235,24 @@ def test_lookups_are_the_drafters() -> None:
         hits = [a == b for a, b in zip(drafted, tokens[position:], strict=False)]
         assert row.tolist() == [*hits, *[0] * (DEPTH - len(hits))]
     assert 0 < matrix.mean() < 1
+
+
+def test_what_a_measurement_takes_is_foretold_by_its_first_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a first head, which nothing was measured with, leaves time for what follows its training."""
+    now, measured = [100.0], []
+    monkeypatch.setattr("edgespec.train.trainee.monotonic", lambda: now[0])
+
+    def measure(n: int) -> None:
+        measured.append(n)
+        now[0] += 1.5 * n
+
+    assert _extrapolate(measure, 40)() == 60.0 and _extrapolate(measure, 1)() == 1.5
+    assert measured == [1, 2, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("minutes", "limit", "told"),
+    [(7.2, 6.0, "This run takes longer than it may: "), (4.1, 6.0, "Little of the 6 minutes is left to train in: ")],
+)
+def test_a_slow_writer_is_told(minutes: float, limit: float, told: str) -> None:
+    assert _describe_writing(minutes, limit).startswith(told)
