@@ -159,7 +159,7 @@ class HeadTrainer(Training):
     def _write_texts(self, target: Model, file: ConversationFile, config: HeadConfig) -> None:
         """Write texts up to the wanted number of tokens, or to the end of their time if they suffice then.
 
-        Raises InvalidRequest on battery.
+        Raises InvalidRequest on battery, and where too few are written when the whole time is up.
         """
         is_told = False
         throttle, began_s, limit_s = config.throttle, monotonic(), _WRITING * config.throttle.allowance.limit_s
@@ -179,6 +179,11 @@ class HeadTrainer(Training):
                     break
                 if throttle.must_stop():
                     raise stopped_on_battery(f"the writing stopped after {n:,} tokens")
+                if throttle.allowance.left_s <= 0:
+                    raise InvalidRequest(
+                        f"the time is up: {n:,} of the {2 * _LEAST:,} tokens that are needed are written.",
+                        hint="The same command goes on.",
+                    )
         finally:
             engine.release_draft()
 
@@ -187,7 +192,7 @@ def _describe_writing(minutes: float, limit: float) -> str:
     """What writing that takes most of the time of a run, or more, means for it; both in minutes."""
     needed = f"the {2 * _LEAST:,} tokens that are needed take about {minutes:.0f} minutes to write"
     if minutes > limit:
-        return f"This run takes longer than it may: {needed}."
+        return f"The time is too short: {needed}. The same command goes on."
     return f"Little of the {limit:.0f} minutes is left to train in: {needed}. The same command trains further."
 
 

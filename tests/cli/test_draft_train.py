@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -181,6 +182,14 @@ def test_a_killed_run_goes_on(
     done = cli("draft", "train", str(chatty), "--minutes", "0.1", *FAST, "--json")
     assert json.loads(done.stdout)["held_out_conversations"] > 1 and kept > 2
     assert len(ConversationFile(texts, V).conversations) == n, "a training that has begun goes on with its texts"
+
+
+def test_a_writer_that_is_too_slow_stops_in_time(cli: Cli, chatty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new_head, "_LEAST", 300_000)
+    done = cli("draft", "train", str(chatty), "--minutes", "0.1", *FAST)
+    assert done.returncode != 0
+    told = r"error: The time is up: [\d,]+ of the 600,000 tokens that are needed are written\.\nhint: The same command"
+    assert re.search(told, done.stderr), done.stderr
 
 
 def test_what_cannot_have_a_head_is_said(cli: Cli, tmp_path: Path, chatty: Path) -> None:

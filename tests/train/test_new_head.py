@@ -252,7 +252,7 @@ def test_what_a_measurement_takes_is_foretold_by_its_first_conversations(monkeyp
 
 @pytest.mark.parametrize(
     ("minutes", "limit", "told"),
-    [(7.2, 6.0, "This run takes longer than it may: "), (4.1, 6.0, "Little of the 6 minutes is left to train in: ")],
+    [(7.2, 6.0, "The time is too short: "), (4.1, 6.0, "Little of the 6 minutes is left to train in: ")],
 )
 def test_a_slow_writer_is_told(minutes: float, limit: float, told: str) -> None:
     assert _describe_writing(minutes, limit).startswith(told)
