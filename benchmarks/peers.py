@@ -40,7 +40,16 @@ from benchmarks.harness import MODEL_PATH, PLAIN, describe, list_loaded, load_mo
 from benchmarks.peers_arms import Arm, Edgespec, Form, Generation, PeerFailed, Prompt, mlx_arms, open_edgespec
 from benchmarks.peers_arms import select_prompts as select
 from benchmarks.peers_server import LlamaServer, list_draft_modes, read_help, read_version
-from benchmarks.peers_tables import AUTOPILOT, Record, Round, Run, format_markdown, summarize
+from benchmarks.peers_tables import (
+    AUTOPILOT,
+    Record,
+    Round,
+    Run,
+    find_losses,
+    format_losses,
+    format_markdown,
+    summarize,
+)
 from benchmarks.peers_tables import PLAIN as EDGESPEC_PLAIN
 from edgespec.autopilot.speculation import Speculation
 from edgespec.backends import BackendName
@@ -173,9 +182,10 @@ def main(
         except EdgespecError as error:
             raise click.ClickException(f"{error.message} {error.hint}") from error
     groups = summarize(rounds.rounds)
+    losses = format_losses(find_losses(rounds.rounds)) if processor else ""
     if table:
-        table.write_text(format_markdown(groups), encoding="utf-8")
-    click.echo(format_markdown(groups[:1]), err=True)
+        table.write_text(f"{format_markdown(groups)}\n{losses}", encoding="utf-8")
+    click.echo(f"{format_markdown(groups[:1])}\n{losses}", err=True)
     print_result("peers", {**conditions, "groups": [asdict(group) for group in groups]}, *setting.files)
 
 

@@ -19,6 +19,7 @@ PLAIN, AUTOPILOT = "edgespec plain", "edgespec auto"
 ALL = "all"
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 MIN_TOKENS = 16  # of an answer that may be the slowest: below, a ratio is mostly noise
+LEAST = 0.98  # of plain decoding: an answer below has lost
 _RESAMPLES = 2000
 
 
@@ -235,6 +236,58 @@ def _count_same(rounds: Iterable[Round], arm: str) -> int:
             a, b = by_arm[arm], by_arm[PLAIN]
             count += len(a) == len(b) and all(None in pair or pair[0] == pair[1] for pair in zip(a, b, strict=True))
     return count
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """An answer of the autopilot that was slower than plain decoding's; medians over the repeats.
+
+    busy    its ratio to plain decoding by the processor's time, in which only the program's own work counts
+    clock   likewise by the clock
+    tau     tokens per target forward
+    """
+
+    prompt: str
+    busy: float
+    clock: float
+    tau: float
+    drafted: int
+    accepted: int
+
+    @property
+    def by_machine(self) -> bool:
+        """Whether the program itself has lost nothing: other work on the machine has taken the time."""
+        return self.busy >= LEAST
+
+
+def find_losses(rounds: Iterable[Round]) -> list[Loss]:
+    """Answers that are below LEAST by either time, the slowest first; of rounds with both times."""
+    found: dict[tuple[str, str], list[tuple[Run, Run]]] = {}
+    for each in rounds:
+        by_arm = {run.arm: run for run in each.runs}
+        if AUTOPILOT in by_arm and by_arm[AUTOPILOT].later >= MIN_TOKENS and by_arm[PLAIN].later:
+            found.setdefault((each.form, each.prompt), []).append((by_arm[AUTOPILOT], by_arm[PLAIN]))
+    losses = []
+    for (_, prompt), pairs in found.items():
+        busy = [a.later / a.seconds / (b.later / b.seconds) for a, b in pairs]
+        clock = [a.later / a.wall_s / (b.later / b.wall_s) for a, b in pairs]
+        runs = [run for run, _ in pairs]
+        tau = sum(run.later for run in runs) / sum(run.rounds for run in runs)
+        counts = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
+        losses.append(Loss(prompt, float(np.median(busy)), float(np.median(clock)), tau, *counts))
+    return sorted((each for each in losses if min(each.busy, each.clock) < LEAST), key=lambda each: each.busy)
+
+
+def format_losses(losses: Sequence[Loss]) -> str:
+    """A table of answers that have lost, by their cause."""
+    machine = sum(each.by_machine for each in losses)
+    head = f"Answers of the autopilot below {LEAST} of plain decoding: {len(losses) - machine} by their own work, "
+    lines = [
+        [each.prompt, _text(each.busy), _text(each.clock), _text(each.tau), f"{each.accepted}/{each.drafted}"]
+        for each in losses
+    ]
+    columns = ["prompt", "x plain, processor", "x plain, clock", "tau", "accepted"]
+    return f"{head}{machine} by the clock alone.\n\n{_format_table(columns, lines)}\n"
 
 
 def format_markdown(groups: Sequence[Group]) -> str:

@@ -17,7 +17,7 @@ from benchmarks.harness import CODE
 from benchmarks.peers import NO_PEER, main
 from benchmarks.peers_arms import Generation, PeerFailed
 from benchmarks.peers_server import list_draft_modes, read_stream
-from benchmarks.peers_tables import ALL, Record, Round, Run, format_markdown, summarize
+from benchmarks.peers_tables import ALL, Record, Round, Run, find_losses, format_losses, format_markdown, summarize
 from tests.benchmarks.conftest import Program
 from tests.benchmarks.conftest import Run as RunModule
 from tests.gguf_models import DRAFT, TARGET
@@ -235,3 +235,21 @@ def test_plain_speed(program: Program, run_module: RunModule) -> None:
     else:
         done = run_module("benchmarks.plain_speed", TARGET)
         assert done.returncode == 1 and done.stderr == f"Error: {plain_speed.NO_PEER}\n"
+
+
+def test_a_loss_is_the_programs_or_the_machines() -> None:
+    """Of three repeats the median counts, and plain decoding took a second by either time."""
+
+    def made(prompt: str, busy_s: float, clock_s: float) -> Round:
+        plain = Run("edgespec plain", (1,) * 33, 32, 1.0, 1.0, 32, 0, 0)
+        return Round("chat", prompt, "qa", 0, (plain, Run("edgespec auto", (1,) * 33, 32, busy_s, clock_s, 16, 20, 10)))
+
+    rounds = [made("own", 1.25, 1.3), made("machine", 1.0, 1.6), made("fine", 0.5, 0.5)]
+    rounds += [made("noisy", seconds, seconds) for seconds in (9.0, 1.0, 1.0)]
+    losses = find_losses(rounds)
+    assert [(each.prompt, each.busy, each.by_machine, each.tau) for each in losses] == [
+        ("own", 0.8, False, 2.0),
+        ("machine", 1.0, True, 2.0),
+    ]
+    assert "1 by their own work, 1 by the clock alone." in format_losses(losses)
+    assert "| own | 0.80 | 0.77 | 2.00 | 10/20 |" in format_losses(losses)
