@@ -32,9 +32,18 @@ class Practice:
 
 
 def list_practices(
-    expected: SpeedEstimate, fit: Fit, drafters: Sequence[DrafterPlan], records: Mapping[str, AcceptanceRecord]
+    expected: SpeedEstimate,
+    fit: Fit,
+    drafters: Sequence[DrafterPlan],
+    records: Mapping[str, AcceptanceRecord],
+    *,
+    is_foretold: bool = True,
 ) -> Iterator[Practice]:
-    """The checklist of a planned model; `records` of its drafters by their names, as far as there are some."""
+    """The checklist of a planned model.
+
+    records      of its drafters by their names, as far as there are some
+    is_foretold  whether `expected` has what a draft token takes; that of a self-draft or a head is not known
+    """
     yield from price_rows(expected)
     free = SpeedEstimate(expected.rows, None)
     lookups = [each for each in drafters if each.spec.needs in ("nothing", "memory")]
@@ -42,10 +51,10 @@ def list_practices(
     if lookups:
         yield _judge_work(free, _add_up(records, lookups))
     for each in models:
-        yield _judge_acceptance(expected, each, records.get(each.spec.name))
+        yield _judge_acceptance(expected if is_foretold else None, each, records.get(each.spec.name))
     tested = _add_up(records, drafters)
-    yield from _judge_streams(expected)
-    yield _judge_length(expected, tested.share if tested.tested else None)
+    yield from _judge_streams(expected, "drafts" if is_foretold else "drafts that cost nothing")
+    yield _judge_length(expected, (tested.share if tested.tested else _MEANS_MUCH) if is_foretold else 0.0)
     yield _judge_memory(fit)
 
 
@@ -88,8 +97,14 @@ def _describe(record: AcceptanceRecord) -> str:
     return f"{record.share:.0%} of the time over {count(record.answers, 'answer')}"
 
 
-def _judge_acceptance(expected: SpeedEstimate, drafter: DrafterPlan, record: AcceptanceRecord | None) -> Practice:
+def _judge_acceptance(
+    expected: SpeedEstimate | None, drafter: DrafterPlan, record: AcceptanceRecord | None
+) -> Practice:
+    """What its acceptance means; `expected` is None if nobody knows yet what it costs."""
     question = f"acceptance of {shorten_names(drafter.label)}"
+    if expected is None:
+        here = "not measured yet" if record is None or not record.tested else _describe(record)
+        return Practice(question, here, "`edgespec bench` measures what it costs, and whether it pays")
     limit = "no acceptance pays" if expected.pays_from is None else f"it pays from {expected.pays_from:.0%}"
     if record is None or not record.tested:
         return Practice(question, f"not measured yet, and {limit}", "answers and `edgespec bench` measure it")
@@ -103,14 +118,14 @@ def _judge_acceptance(expected: SpeedEstimate, drafter: DrafterPlan, record: Acc
     return Practice(question, f"{_describe(record)}, and {limit}", follows)
 
 
-def _judge_streams(expected: SpeedEstimate) -> Iterator[Practice]:
-    """From which acceptance drafts pay where several answers share each forward."""
+def _judge_streams(expected: SpeedEstimate, drafts: str) -> Iterator[Practice]:
+    """From which acceptance `drafts` pay where several answers share each forward."""
     limits = {n: _pays_from(expected, n) for n in _STREAMS if 2 * n <= max(expected.rows)}
     if len(limits) < 2:
         return
     lost = next((n for n, rate in limits.items() if rate is None), None)
     paying = [f"{rate:.0%} for {n}" for n, rate in limits.items() if rate is not None]
-    here = f"drafts pay from {', '.join(paying)}" if paying else "drafts never pay"
+    here = f"{drafts} pay from {', '.join(paying)}" if paying else f"{drafts} never pay"
     follows = "the autopilot drafts less the more are written"
     if lost is not None and paying:
         follows = f"{lost} or more are written without drafts"
@@ -128,10 +143,9 @@ def _pays_from(expected: SpeedEstimate, streams: int) -> float | None:
     return find_lowest(lambda rate: round(choose_chain_length(rows, draft_s, rate)[1], 2) > 1)
 
 
-def _judge_length(expected: SpeedEstimate, share: float | None) -> Practice:
-    """How long an answer has to be for drafts to be noticed."""
+def _judge_length(expected: SpeedEstimate, rate: float) -> Practice:
+    """How long an answer has to be for drafts to be noticed; `rate` of them are accepted."""
     one = expected.rows[1]
-    rate = _MEANS_MUCH if share is None else share
     speedup = expected.speculative(rate)[1]
     widest = max(expected.rows)
     reading_s = _PROMPT * expected.rows[widest] / widest

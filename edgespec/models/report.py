@@ -148,9 +148,11 @@ class PlanReport:
     @property
     def checklist(self) -> list[Practice]:
         """What decides whether drafts pay; empty without speeds."""
-        if not isinstance(self.speed, Speed):
+        if not isinstance(speed := self.speed, Speed):
             return []
-        return list(list_practices(self.speed.expected, self.planned.fit, self.planned.drafters, self.records))
+        planned, is_foretold = self.planned, not speed.no_draft_speed
+        practices = list_practices(speed.expected, planned.fit, planned.drafters, self.records, is_foretold=is_foretold)
+        return list(practices)
 
     @property
     def fits(self) -> bool:

@@ -79,6 +79,16 @@ def test_measured_acceptance_decides() -> None:
     assert fresh.startswith("not measured yet, and it pays from 20%; ")
 
 
+def test_nothing_is_foretold_of_a_draft_whose_cost_is_not_known() -> None:
+    fit = Fit(1000, 1, MemoryEstimate(4 * GIB, GIB, 0), None, Memory(8 * GIB, ()))
+    drafters = [DrafterPlan(drafter_specs()["self"], reference="layerskip:2")]
+    found = list_practices(SpeedEstimate(CHEAP, None), fit, drafters, {"self": MANY}, is_foretold=False)
+    told = {each.question: str(each) for each in found}
+    assert "40% of the time over 40 answers; `edgespec bench` measures what" in told["acceptance of layerskip:2"]
+    assert "drafts that cost nothing pay from 10% for 1" in told["answers at once"]
+    assert "100 tokens take 1 s plain, reading" in told["length of answers"]
+
+
 def test_cures_need_many_answers() -> None:
     few = AcceptanceRecord(answers=3, accepted=20, tested=100, recent=0.2)
     rows = {1: 1.0, 2: 1.3}
