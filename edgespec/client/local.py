@@ -235,7 +235,11 @@ class LocalEngine(EngineClient):
             loaded.engine.close()
 
     def _use_idle_time(self) -> None:
-        self._measure_pending()
+        self._activity.set(True)  # a training beside it would make all look slow
+        try:
+            self._measure_pending()
+        finally:
+            self._activity.set(False)
         self._search()
 
     def _measure_pending(self) -> None:

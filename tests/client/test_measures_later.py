@@ -7,12 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from edgespec.autopilot.profile import Profile
 from edgespec.autopilot.settings_store import SettingsStore
 from edgespec.backends.options import LoadOptions
 from edgespec.client import local
 from edgespec.client.local import LocalEngine
 from edgespec.core.protocols import PrefillProgress, Step
 from edgespec.core.sampling import SamplingParams
+from edgespec.engine.activity import is_any_engine_working
+from edgespec.engine.engine import Engine
 from edgespec.engine.events import Event, Request
 from edgespec.engine.open import Loader
 from edgespec.errors import BackendError
@@ -77,6 +80,24 @@ def test_it_is_measured_in_idle_time(engine: LocalEngine) -> None:
     next_load = Loader(measures_later=True).load(CONFIG)
     assert not next_load.pending.settings
     next_load.engine.close()
+
+
+def test_trainings_wait_while_it_is_measured(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, measure = [], Engine.measure
+
+    def watch(self: Engine, seconds: float) -> Profile:
+        seen.append(is_any_engine_working())
+        return measure(self, seconds)
+
+    monkeypatch.setattr(Engine, "measure", watch)
+    engine.open(CONFIG, Heard(), measures_later=True).result()
+    answer(engine)
+    await_measurements(engine)
+    assert seen and all(seen)
+    until = time.monotonic() + 10
+    while is_any_engine_working():
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def test_a_measurement_that_fails_leaves_no_assumed_costs_behind(
