@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from time import monotonic
 
 import numpy as np
 
@@ -29,12 +29,12 @@ from edgespec.models.resolve import fetch_source
 from edgespec.models.versions import FIRST, NO_BASE, OWN_TEXTS, RUN, AdaptedPair
 from edgespec.progress import QUIET, notice, reporting
 from edgespec.train.evaluate import Matrix, expected_tokens, find_rounds
-from edgespec.train.options import CHECKPOINT, Throttle, TrainOptions
+from edgespec.train.options import CHECKPOINT, Allowance, Throttle, TrainOptions
 from edgespec.train.own_texts import ConversationFile, write_conversations
 from edgespec.train.run import Adaptation, Training, stopped_on_battery, train_and_keep
 from edgespec.train.run_folder import open_run
 from edgespec.train.texts import MIN_HELD_OUT, TrainingText, count_tokens
-from edgespec.train.trainee import DEPTH, Materials, load_trainer, open_head
+from edgespec.train.trainee import DEPTH, Materials, Trainee, load_trainer, open_head
 
 _CONTEXT = 1024  # tokens of a conversation
 _STREAMS = 8  # conversations that are written at once
@@ -101,7 +101,7 @@ class HeadTrainer(Training):
                 options=replace(config.train, start=f"version {pair.active_number()}, {len(train)} texts"),
                 throttle=throttle,
                 folder=folder,
-                reading=self.reporter.reading,
+                reading=partial(self._report_reading, throttle.allowance),
                 # A training that has begun goes on with what it had read.
                 reading_s=0.0 if has_begun else _READING * throttle.allowance.limit_s,
             )
@@ -131,7 +131,7 @@ class HeadTrainer(Training):
         drafter = DrafterPlan(drafter_specs()["eagle3"], head=read_head(start))
         trainee = open_head(drafter, start, materials, opened, is_new=True)
         rivals: dict[str, Mapping[str, Matrix]] = {"lookups": measure_lookups(materials.held_out, DEPTH)}
-        materials.throttle.allowance.reserve_s = trainee.estimate()
+        self._reserve(trainee, materials.throttle.allowance)
         if active is not None:
             rivals["the head in use"] = trainee.measure()
         base = max(rivals, key=lambda name: expected_tokens(rivals[name].values()))
@@ -156,19 +156,35 @@ class HeadTrainer(Training):
                 remove_path(first)
         return replace(done, base=base, goes_on=goes_on)
 
+    def _report_reading(self, allowance: Allowance, done: int, total: int) -> None:
+        """Raises InvalidRequest when the time of the whole run is up."""
+        self.reporter.reading(done, total)
+        if allowance.left_s <= 0:
+            raise time_is_up(f"{done:,} of {total:,} tokens are read")
+
+    def _reserve(self, trainee: Trainee, allowance: Allowance) -> None:
+        """Keep time for what follows the training. Raises InvalidRequest if none is left to train in."""
+        allowance.reserve_s = trainee.estimate()
+        if allowance.left_s <= 0:
+            minutes = allowance.reserve_s / (1 - _WRITING - _READING) / 60
+            raise time_is_up(
+                f"measuring the head takes about {allowance.reserve_s / 60:.1f} minutes", f"--minutes {minutes + 1:.0f}"
+            )
+
     def _write_texts(self, target: Model, file: ConversationFile, config: HeadConfig) -> None:
         """Write texts up to the wanted number of tokens, or to the end of their time if they suffice then.
 
         Raises InvalidRequest on battery, and where too few are written when the whole time is up.
         """
         is_told = False
-        throttle, began_s, limit_s = config.throttle, monotonic(), _WRITING * config.throttle.allowance.limit_s
+        throttle, limit_s = config.throttle, _WRITING * config.throttle.allowance.limit_s
+        began_s = throttle.allowance.clock()
         engine, n_before = Engine(target, (), Speculation(), _STREAMS), file.n_tokens
         n_streams, questions = min(_STREAMS, engine.max_concurrency), file.list_unanswered(config.questions)
         try:
             for each in write_conversations(engine, questions, file.next_seed, n_streams):
                 file.add(each)
-                n, taken_s = file.n_tokens, monotonic() - began_s
+                n, taken_s = file.n_tokens, throttle.allowance.clock() - began_s
                 if not is_told and (whole_s := 2 * _LEAST * taken_s / max(1, n - n_before)) > limit_s:
                     is_told = n - n_before > _RATED
                     if is_told:
@@ -180,12 +196,16 @@ class HeadTrainer(Training):
                 if throttle.must_stop():
                     raise stopped_on_battery(f"the writing stopped after {n:,} tokens")
                 if throttle.allowance.left_s <= 0:
-                    raise InvalidRequest(
-                        f"the time is up: {n:,} of the {2 * _LEAST:,} tokens that are needed are written.",
-                        hint="The same command goes on.",
-                    )
+                    raise time_is_up(f"{n:,} of the {2 * _LEAST:,} tokens that are needed are written")
         finally:
             engine.release_draft()
+
+
+def time_is_up(reached: str, needed: str = "") -> InvalidRequest:
+    """The error of a run that `reached` some point when its time was up; `needed` is an option that gives it more."""
+    return InvalidRequest(
+        f"the time is up: {reached}.", hint=f"The same command goes on{f', with {needed} or more' if needed else ''}."
+    )
 
 
 def _describe_writing(minutes: float, limit: float) -> str:

@@ -72,10 +72,14 @@ class Allowance:
         self.limit_s, self.reserve_s, self.paused_s = limit_s, 0.0, 0.0
         self._end_s = monotonic() + limit_s
 
+    def clock(self) -> float:
+        """Seconds of a clock that stands still in pauses."""
+        return monotonic() - self.paused_s
+
     @property
     def left_s(self) -> float:
         """Seconds that are left, the reserve not counted."""
-        return self._end_s + self.paused_s - monotonic() - self.reserve_s
+        return self._end_s - self.clock() - self.reserve_s
 
     @contextmanager
     def extended(self) -> Iterator[None]:

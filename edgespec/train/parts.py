@@ -95,16 +95,18 @@ class Parts:
         """Batches of an epoch."""
         return len(self._groups)
 
-    def fill(self, report: Callable[[int, int], None], limit_s: float = inf) -> None:
+    def fill(
+        self, report: Callable[[int, int], None], limit_s: float = inf, clock: Callable[[], float] = monotonic
+    ) -> None:
         """Read the first windows, as many as fit; `report` gets the numbers of tokens read and in all.
 
-        After `limit_s` seconds, and 10,000 tokens at least, windows from the first one on that is not kept are left
-        out. Raises Cancelled, BackendError, InvalidRequest.
+        After `limit_s` seconds of `clock`, and 10,000 tokens at least, windows from the first one on that is not kept
+        are left out. Raises Cancelled, BackendError, InvalidRequest.
         """
-        began_s = monotonic()
+        began_s = clock()
         ends = np.cumsum([window.stop - window.start for window in self.windows]).tolist()
         for index, end in enumerate(ends):
-            is_late = monotonic() - began_s >= limit_s and index and ends[index - 1] >= _LEAST_READ
+            is_late = clock() - began_s >= limit_s and index and ends[index - 1] >= _LEAST_READ
             if is_late and not self._find_file(index).exists():
                 self._arrange(self.windows[:index])
                 break

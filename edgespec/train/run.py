@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from time import monotonic
 from typing import Any, Protocol
 
 from edgespec.backends import Model, open_model
@@ -229,8 +228,8 @@ def train_and_keep(
 
 def _time(measure: Callable[[], Mapping[str, Matrix]], allowance: Allowance) -> tuple[Mapping[str, Matrix], float]:
     """What `measure` returns, and its seconds without pauses."""
-    start_s = monotonic() - allowance.paused_s
-    return measure(), monotonic() - allowance.paused_s - start_s
+    start_s = allowance.clock()
+    return measure(), allowance.clock() - start_s
 
 
 def _find_draft(planned: Plan) -> tuple[DrafterPlan, PlannedModel]:

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from edgespec.backends import Model
@@ -95,14 +94,12 @@ def open_trainee(
         student.train_all()
     teacher = Teacher(session, student.vocab_size)
     parts = _make_parts(materials.train, teacher, materials, materials.reading_s)
-    held_out = materials.held_out
+    held_out, clock = materials.held_out, materials.throttle.allowance.clock
     return Trainee(
         texts=parts.used_texts,
         train=_descend(student.network, distillation, parts, materials),
         measure=lambda: measure_chains(student.network, held_out, DEPTH),
-        estimate=_extrapolate(
-            lambda n: measure_chains(student.network, materials.held_out[:n], DEPTH), len(materials.held_out)
-        ),
+        estimate=_extrapolate(lambda n: measure_chains(student.network, held_out[:n], DEPTH), len(held_out), clock),
         save=student.save,
     )
 
@@ -167,23 +164,26 @@ def open_head(
         return _make_parts(texts, Teacher(session, layers=student.layers), materials, limit_s)
 
     held_out, train = read(materials.held_out, inf), read(materials.train, materials.reading_s)
+    clock = materials.throttle.allowance.clock
     return Trainee(
         texts=train.used_texts,
         train=_descend(student.network, recursion, train, materials, student.network.is_inner),
         measure=lambda: measure_heads(student.network, held_out, DEPTH),
-        estimate=_extrapolate(lambda n: measure_heads(student.network, held_out, DEPTH, n), len(held_out.windows)),
+        estimate=_extrapolate(
+            lambda n: measure_heads(student.network, held_out, DEPTH, n), len(held_out.windows), clock
+        ),
         save=student.save,
     )
 
 
-def _extrapolate(measure: Callable[[int], object], n: int) -> Callable[[], float]:
+def _extrapolate(measure: Callable[[int], object], n: int, clock: Callable[[], float]) -> Callable[[], float]:
     """How long `measure` takes for all `n`, by the first ones."""
 
     def estimate() -> float:
         measure(1)  # the first one loads the weights
-        start_s = monotonic()
+        start_s = clock()
         measure(min(n, _SAMPLE))
-        return (monotonic() - start_s) * n / min(n, _SAMPLE)
+        return (clock() - start_s) * n / min(n, _SAMPLE)
 
     return estimate
 
@@ -191,7 +191,7 @@ def _extrapolate(measure: Callable[[int], object], n: int) -> Callable[[], float
 def _make_parts(texts: Sequence[TrainingText], teacher: Teacher, materials: Materials, limit_s: float) -> Parts:
     """The parts of `texts`, of which the target has read as many as are kept. Raises Cancelled, BackendError."""
     parts = Parts(texts, teacher, materials.folder, seed=materials.options.seed)
-    parts.fill(materials.reading, limit_s)
+    parts.fill(materials.reading, limit_s, materials.throttle.allowance.clock)
     return parts
 
 

@@ -237,16 +237,18 @@ def test_lookups_are_the_drafters() -> None:
     assert 0 < matrix.mean() < 1
 
 
-def test_what_a_measurement_takes_is_foretold_by_its_first_conversations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_measurement_takes_is_foretold_by_its_first_conversations() -> None:
     """So that a first head, which nothing was measured with, leaves time for what follows its training."""
     now, measured = [100.0], []
-    monkeypatch.setattr("edgespec.train.trainee.monotonic", lambda: now[0])
 
     def measure(n: int) -> None:
         measured.append(n)
         now[0] += 1.5 * n
 
-    assert _extrapolate(measure, 40)() == 60.0 and _extrapolate(measure, 1)() == 1.5
+    def clock() -> float:
+        return now[0]
+
+    assert _extrapolate(measure, 40, clock)() == 60.0 and _extrapolate(measure, 1, clock)() == 1.5
     assert measured == [1, 2, 1, 1]
 
 

@@ -144,6 +144,20 @@ def test_what_is_not_read_in_time_is_left_out(tmp_path: Path, monkeypatch: pytes
     assert batches == [2, 2, 4, 4]
 
 
+def test_a_pause_is_no_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands still in pauses, and the last texts are read where it does."""
+    monkeypatch.setattr("edgespec.train.parts._LEAST_READ", 1)
+    teacher = Teacher(ToySession(SMALL_RULE, context_size=512))
+    texts = [TrainingText(TEXT[:n] % 97, 0, 1, str(n)) for n in (90, 40)]
+    for name, second_s, n_read in (("pause", 0.0, 2), ("work", 9.0, 1)):
+        now = iter([0.0, 0.0, second_s])
+        folder = tmp_path / name
+        folder.mkdir()
+        parts = Parts(texts, teacher, folder)
+        parts.fill(lambda done, total: None, 5.0, lambda now=now: next(now))  # type: ignore[misc]
+        assert len(parts.used_texts) == n_read
+
+
 @pytest.mark.parametrize("max_length", [16, 64, 512])
 def test_each_token_of_a_texts_own_is_predicted_once(max_length: int) -> None:
     texts = make_texts()
