@@ -7,7 +7,8 @@ For GGUF files the peer is llama.cpp's `llama-server`: one process for each draf
 own default draft lengths. For MLX folders it is mlx_lm. All get the same token ids, threads and context: the first turn
 of each prompt, in the model's chat template or raw. edgespec runs in engine processes, as the chat and the server run
 it. They measure their settings and costs on load. "edgespec auto" has --draft auto, or lookups and the --draft model.
-Each --drafter is one more arm, alone and with drafts of a fixed length.
+Each --drafter is one more arm, alone and with drafts of a fixed length; `recycling@4/16` is a tree of 16 tokens, four
+of them on a path. Arms that differ in these numbers alone share a process.
 
 After a warm-up on another text the arms of a prompt take turns, in reverse order on every second prompt. Each reads the
 prompt with an empty prompt cache, because what a cache holds changes how the next prompt is read, and its rounding.
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import fnmatch
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -92,9 +94,9 @@ class Setting:
     def files(self) -> list[Path]:
         return [path for path in (self.target, self.draft) if path]
 
-    def speculate(self, drafter: str) -> Speculation:
+    def speculate(self, drafter: str, draft_max: int | None = None, draft_tree: int | None = None) -> Speculation:
         """How an arm drafts that has `drafter` alone."""
-        return Speculation((drafter,), self.draft_max, self.draft_tree)
+        return Speculation((drafter,), draft_max or self.draft_max, draft_tree or self.draft_tree)
 
     def describe(self) -> dict[str, Any]:
         """What the figures depend on."""
@@ -121,7 +123,9 @@ class Setting:
 @click.option(
     "--form", "forms", type=click.Choice(["chat", "raw"]), multiple=True, default=("chat",), show_default=True
 )
-@click.option("--drafter", "drafters", multiple=True, help="As in edgespec's --draft: an arm that it has alone.")
+@click.option(
+    "--drafter", "drafters", multiple=True, help="As in edgespec's --draft: an arm that it has alone; WORD@4/16."
+)
 @click.option("--draft-max", type=click.IntRange(1, 63), default=4, show_default=True, help="Of those arms, in tokens.")
 @click.option("--draft-tree", type=click.IntRange(1, 63), help="Likewise in all; more than --draft-max make trees.")
 @click.option("--tokens", type=click.IntRange(8), default=128, show_default=True)
@@ -234,18 +238,26 @@ def open_arms(setting: Setting, stack: ExitStack) -> list[Arm]:
         head = read_head(setting.draft)
         drafter = "model" if head is None else head.kind
         arms.append(Edgespec(f"edgespec {drafter}", *process, setting.speculate(drafter)))
+    started: dict[str, tuple[EngineProcess, int]] = {}
     for word in setting.drafters:
-        name, _, model = word.partition(":")
+        draft, sizes = split_size(word)
+        name, _, model = draft.partition(":")
         spec = find_spec(name)
         if spec is None or not (model or spec.needs in ("nothing", "memory", "target")):
             raise click.BadParameter(f"{word} is no drafter without a model.", param_hint="--drafter")
         try:
-            process = start(word)
+            process = started[draft] = started.get(draft) or start(draft)
         except EdgespecError as error:
             click.echo(f"edgespec {word} is left out: {error.message}", err=True)
             continue
-        arms.append(Edgespec(f"edgespec {word}", *process, setting.speculate(spec.name)))
+        arms.append(Edgespec(f"edgespec {word}", *process, setting.speculate(spec.name, *sizes)))
     return arms
+
+
+def split_size(word: str) -> tuple[str, list[int]]:
+    """The drafter of WORD@4/16, and its sizes as far as it gives them: tokens on a path, tokens in all."""
+    draft, *sizes = re.split(r"@(\d+)(?:/(\d+))?$", word)
+    return draft, [int(each) for each in sizes if each]
 
 
 def is_wanted(name: str, only: Sequence[str]) -> bool:

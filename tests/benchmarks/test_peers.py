@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from benchmarks import plain_speed
 from benchmarks.harness import CODE
-from benchmarks.peers import NO_PEER, main
+from benchmarks.peers import NO_PEER, main, split_size
 from benchmarks.peers_arms import Generation, PeerFailed
 from benchmarks.peers_server import list_draft_modes, read_stream
 from benchmarks.peers_tables import ALL, Record, Round, Run, find_losses, format_losses, format_markdown, summarize
@@ -216,16 +216,21 @@ def test_a_run_on_the_packaged_model(program: Program, tmp_path: Path) -> None:
         1,
     ]
     command += ["--llama-server", shutil.which("llama-server") or "none", "--only", "ngram-mod", "--drafter", "ngram"]
-    command += ["--draft-tree", 8]
+    command += ["--drafter", "recycling", "--drafter", "recycling@2/5", "--draft-tree", 8]
     command += ["--threads", 1, "--draft", DRAFT, "--processor-time", "--record", record, "--table", table]
     first = program("benchmarks.peers", *command)
-    arms = {"edgespec plain", "edgespec auto", "edgespec model", "edgespec ngram"}
-    assert arms <= {row["arm"] for row in first["groups"][0]["rows"]}
+    arms = {"plain", "auto", "model", "ngram", "recycling", "recycling@2/5"}
+    assert {f"edgespec {arm}" for arm in arms} <= {row["arm"] for row in first["groups"][0]["rows"]}
     assert [(group["form"], group["prompts"]) for group in first["groups"]] == [("chat", 2), ("raw", 2)]
     rounds = record.read_text(encoding="utf-8")
     assert len(rounds.splitlines()) == 5 and table.read_text(encoding="utf-8").count("| edgespec model |") == 2
     assert program("benchmarks.peers", *command)["groups"] == first["groups"]
     assert record.read_text(encoding="utf-8") == rounds
+
+
+def test_a_drafter_with_sizes_of_its_own() -> None:
+    assert split_size("ngram") == ("ngram", []) and split_size("recycling@3") == ("recycling", [3])
+    assert split_size("eagle3:a@home/head.gguf@4/16") == ("eagle3:a@home/head.gguf", [4, 16])
 
 
 def test_plain_speed(program: Program, run_module: RunModule) -> None:
