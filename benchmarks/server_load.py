@@ -22,6 +22,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -202,7 +203,7 @@ def serve_in(data: str, checkout: Path, arguments: Sequence[str]) -> Iterator[tu
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(checkout), "EDGESPEC_DATA_DIR": data},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(checkout), *sys.path]), "EDGESPEC_DATA_DIR": data},
     )
     try:
         assert process.stdout is not None
