@@ -1,0 +1,37 @@
+"""benchmarks.gpu on the embedded pair and whatever device there is; what is cut, fails or finds no time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.gpu import Report
+from benchmarks.gpu_steps import Step
+from tests.benchmarks.conftest import Program
+from tests.gguf_models import TARGET
+
+
+def test_gpu(program: Program, tmp_path: Path) -> None:
+    steps = [word for name in ("small", "host", "together") for word in ("--only", name)]
+    sizes = ("--large", "own", "--small", "own", "--tokens", 48, "--threads", 1)
+    results = tmp_path / "results"
+    found = program(
+        "benchmarks.gpu", results, "--model", TARGET, "--llama-server", "none", *sizes, "--minutes", 20, *steps
+    )
+    assert [each["step"] for each in found["outcomes"]] == [*["models"] * 4, "host", "small", "together"]
+    assert all(each["exit"] == 0 for each in found["outcomes"])
+    kept = json.loads((results / "gpu.json").read_text(encoding="utf-8"))
+    assert kept["outcomes"] == found["outcomes"] and kept["minutes"] == 20
+    arms = {row["arm"].split("/")[0] for row in found["outcomes"][-2]["result"]["groups"][0]["rows"]}
+    assert {"edgespec plain", "edgespec auto", "edgespec model", "edgespec ngram"} < arms and len(arms) == 5
+    assert "$ python -m benchmarks.parallel" in (results / "gpu.log").read_text(encoding="utf-8")
+
+
+def test_what_is_cut_what_fails_and_what_finds_no_time(tmp_path: Path) -> None:
+    report = Report(tmp_path, 10, TARGET)
+    report.run(Step("both", 0.5, (("benchmarks.nowhere",), ("http.server", "--bind", "127.0.0.1", "0"))))
+    report.run(Step("late", 1.1, (("benchmarks.nowhere",),)))
+    failed, cut, late = json.loads((tmp_path / "gpu.json").read_text(encoding="utf-8"))["outcomes"]
+    assert failed["exit"] == 1 and cut["exit"] == "cut" and cut["seconds"] >= 1
+    assert late["step"] == "late" and late["left_out"].endswith("up to 11")
+    assert "No module named benchmarks.nowhere" in (tmp_path / "gpu.log").read_text(encoding="utf-8")
