@@ -160,8 +160,11 @@ async def call(server: Server, tokens: int) -> tuple[float, int]:
     first_s, usage = 0.0, b""
     async for line in reader:
         if line.startswith(b"data: {"):
-            if not first_s and json.loads(line[6:])["choices"][0]["text"]:
-                first_s = perf_counter() - start_s
+            if not first_s:
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise click.ClickException(f"{server.name} answered: {event['error']}")
+                first_s = perf_counter() - start_s if event["choices"][0]["text"] else 0.0
             usage = line
     writer.close()
     if not first_s:
