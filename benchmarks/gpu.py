@@ -8,12 +8,13 @@ draft and an EAGLE-3 head. They are made while the contract is tested; everythin
 
     contract  tests/gpu and the contract of sessions, with the tolerances of a device
     doctor    edgespec doctor --gpu
-    large     plain decoding, the autopilot, lookups, lookahead, self-drafts, a tree, beside llama-server
+    large     plain decoding, the autopilot, lookups, lookahead and a tree, beside llama-server
     real      the same with --model itself, whose steps are short
     streams   one caller and four of edgespec serve and of llama-server, large model
     host      the whole loop against bare decoding, --model
     lookups   the time of decisions and lookups in a round, --model
     small     a draft model and a head, chains and a tree, beside llama-server with the same draft
+    selves    the large model's drafts of itself, which take memory and time to make
     together  one answer and four in one process, small model
 
 A step gets at most its share of the time, and is left out where less than half of that is left. One that fails or is
@@ -71,7 +72,9 @@ class Report:
             return
         end_s = monotonic() + min(share_s, left_s)
         for words in step.programs:
-            self._add({"step": step.name, **self._run_program(words, end_s - monotonic())})
+            output = self._folder / f"{step.name}.out"
+            self._add({"step": step.name, **self._run_program(words, end_s - monotonic(), output)})
+            output.unlink()
 
     def _add(self, outcome: dict[str, Any]) -> None:
         """Keep what became of a program, and tell it. Models are made beside other programs."""
@@ -87,23 +90,22 @@ class Report:
         self._log.write("".join(f"{line}\n" for line in lines))
         self._log.flush()
 
-    def _run_program(self, words: Words, limit_s: float) -> dict[str, Any]:
-        """Its seconds, exit code and result, or where it was cut."""
+    def _run_program(self, words: Words, limit_s: float, output: Path) -> dict[str, Any]:
+        """Its seconds, exit code, or that it was cut, and result. While it runs, `output` is its stdout."""
         arguments = list(map(str, words))
         self._say(f"\n$ python -m {shlex.join(arguments)}")
         paths = os.pathsep.join([str(REPOSITORY), *sys.path])
         environment = {**os.environ, "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}  # what is killed has told all
         started_s, is_cut = monotonic(), False
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        with output.open("wb") as file:
             command = [sys.executable, "-m", *arguments]
-            process = psutil.Popen(command, cwd=self._folder, env=environment, stdout=output, stderr=self._log)
+            process = psutil.Popen(command, cwd=self._folder, env=environment, stdout=file, stderr=self._log)
             try:
                 process.wait(max(limit_s, 0))
             except psutil.TimeoutExpired:
                 is_cut = True
                 end_family(process)
-            output.seek(0)
-            lines = output.read().splitlines()
+        lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
         self._say(*lines)
         seconds = round(monotonic() - started_s, 1)
         outcome = {"program": arguments[0], "seconds": seconds, "exit": "cut" if is_cut else process.returncode}
@@ -122,7 +124,10 @@ class Report:
 
 def end_family(process: psutil.Process) -> None:
     """Kill a process and all that it has started, and wait for it."""
-    for each in [*process.children(recursive=True), process]:
+    family = [process]
+    with suppress(psutil.NoSuchProcess):
+        family += process.children(recursive=True)
+    for each in family:
         with suppress(psutil.NoSuchProcess):
             each.kill()
     process.wait()
@@ -131,9 +136,9 @@ def end_family(process: psutil.Process) -> None:
 def read_groups(record: Path) -> list[Group]:
     """The tables of the rounds that a comparison has recorded so far. Its costs, to go on with, are removed."""
     rmtree(f"{record}.cache", ignore_errors=True)
-    with record.open(encoding="utf-8") as lines:
-        settings = json.loads(next(lines))["settings"]
-    return summarize(Record(record, settings).rounds)
+    with suppress(ValueError), record.open(encoding="utf-8") as lines:
+        return summarize(Record(record, json.loads(next(lines, ""))["settings"]).rounds)
+    return []
 
 
 @click.command()
@@ -146,6 +151,7 @@ def read_groups(record: Path) -> list[Group]:
 @click.option("--small", default="1b", show_default=True, help=SHAPES)
 @click.option("--tokens", type=click.IntRange(8), default=128, show_default=True)
 @click.option("--per-category", type=click.IntRange(1), default=1, show_default=True, help="Prompts.")
+@click.option("--ctx", "context", type=click.IntRange(64), default=3072, show_default=True, help="Of comparisons.")
 @click.option("--threads", type=click.IntRange(1), default=4, show_default=True)
 @click.option("--only", multiple=True, help="A step, repeatable; models are always made.  [default: all]")
 def main(
@@ -158,6 +164,7 @@ def main(
     small: str,
     tokens: int,
     per_category: int,
+    context: int,
     threads: int,
     only: Sequence[str],
 ) -> None:
@@ -165,7 +172,7 @@ def main(
     results.mkdir(parents=True, exist_ok=True)
     report = Report(results, minutes * 60, model)
     asked = prompts.absolute() if prompts else None
-    amounts = large, small, tokens, per_category, threads
+    amounts = large, small, tokens, per_category, context, threads
     with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(1) as beside:
         setting = Setting(results, Path(made), model.absolute(), asked, which(server) or server, *amounts)
         models = beside.submit(report.run, setting.make_models())

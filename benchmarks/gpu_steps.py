@@ -44,17 +44,24 @@ class Setting:
     small: str
     tokens: int
     per_category: int
+    context: int
     threads: int
+
+    @property
+    def head(self) -> Path:
+        """That of the small model; beside the models, 'auto' would find it for each of them."""
+        return self.made / "head" / "eagle3.gguf"
 
     def make_models(self) -> Step:
         """The models at the cost of others, the large one first."""
+        self.head.parent.mkdir()
         make, small = "laboratory.cost_faithful", self.made / "small.gguf"
         draft = "own" if self.small == "own" else "100m"
         programs = (
             (make, self.large, self.made / "large.gguf", "--source", self.model),
             (make, self.small, small),
             (make, draft, self.made / "draft.gguf", "--source", DRAFT),
-            ("laboratory.eagle3_gguf", HEAD, small, self.made / "head.gguf"),
+            ("laboratory.eagle3_gguf", HEAD, small, self.head),
         )
         return Step("models", 0.5, programs)
 
@@ -63,8 +70,9 @@ class Setting:
         large, small, draft = (self.made / f"{name}.gguf" for name in ("large", "small", "draft"))
         workers = min(psutil.cpu_count() or 1, MAX_WORKERS)
         chat = ("--prompts", self.prompts) if self.prompts else ()
-        alone = (*chat, *_repeat("--drafter", *LOOKUPS, *SELF_DRAFTS), "--only", "ngram-mod")
-        head = f"eagle3:{self.made / 'head.gguf'}"
+        lookups = (*chat, *_repeat("--drafter", *LOOKUPS), "--only", "ngram-mod")
+        selves = (*chat, *_repeat("--drafter", *SELF_DRAFTS), "--only", "plain")
+        head = f"eagle3:{self.head}"
         heads = ("--draft", draft, *_repeat("--drafter", head, f"{head}@4/16", "ngram"))
         raw = ("--form", "raw", *_repeat("--category", *CODE), "--only", "draft")
         questions = ("--chat", self.prompts) if self.prompts else ("--prompts", self.per_category)
@@ -74,12 +82,13 @@ class Setting:
         return [
             Step("contract", 0.35, (("pytest", "-v", "-n", workers, "--dist", "loadfile", *TESTS, "-k", RUNTIMES),)),
             Step("doctor", 0.15, (("edgespec", "doctor", "--gpu"),)),
-            Step("large", 0.4, (self._compare("large", large, *alone),)),
-            Step("real", 0.25, (self._compare("real", self.model, *alone),)),
+            Step("large", 0.4, (self._compare("large", large, *lookups),)),
+            Step("real", 0.25, (self._compare("real", self.model, *lookups),)),
             Step("streams", 0.15, (("benchmarks.server_load", "--model", large, *amounts, *streams),)),
-            Step("host", 0.05, (("benchmarks.overhead", self.model, *amounts),)),
+            Step("host", 0.05, (("benchmarks.overhead", self.model, "--repeats", 3, *amounts),)),
             Step("lookups", 0.1, (("benchmarks.lookups", "--target", self.model, *amounts, *arms),)),
             Step("small", 0.25, (self._compare("small", small, *heads, *raw),)),
+            Step("selves", 0.2, (self._compare("selves", large, *selves),)),
             Step("together", 0.15, (("benchmarks.parallel", small, "--draft", draft, "--at-once", "1,4", *amounts),)),
         ]
 
@@ -87,7 +96,7 @@ class Setting:
         """A comparison with llama-server, whose rounds are a file of the results."""
         amounts = ("--per-category", self.per_category, "--tokens", self.tokens, "--threads", self.threads)
         files = ("--target", target, "--record", self.results / f"{name}.jsonl", "--llama-server", self.server)
-        return ("benchmarks.peers", *files, "--ctx", 3072, *amounts, *more)
+        return ("benchmarks.peers", *files, "--ctx", self.context, *amounts, *more)
 
 
 def _repeat(option: str, *values: str) -> list[str]:
