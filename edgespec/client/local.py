@@ -93,10 +93,12 @@ class LocalEngine(EngineClient):
         """Seconds since the worker last gave a sign of life; 0 if it need give none. See Worker.
 
         A forward on other machines gives none and may take minutes. The system ends connections to machines that are
-        gone.
+        gone. Before the first answer on a device, its driver may compile kernels for minutes, as Vulkan's does.
         """
         loaded = self.loaded
-        return 0.0 if loaded is not None and loaded.config.load.workers else self._worker.silent_s
+        if loaded is not None and (loaded.config.load.workers or (self._free and self._answered is not loaded)):
+            return 0.0
+        return self._worker.silent_s
 
     def call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
         if method == "count":

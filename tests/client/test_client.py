@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
@@ -15,10 +16,11 @@ from edgespec.backends.options import LoadOptions
 from edgespec.client.client import EngineClient, require_model
 from edgespec.client.local import LocalEngine
 from edgespec.client.process import EngineProcess
+from edgespec.client.worker import Worker
 from edgespec.core.protocols import Step
 from edgespec.engine.events import Finished, MemoryUse
 from edgespec.errors import DoesNotFit, InvalidRequest, UnknownModel
-from edgespec.machines.memory import RESERVE_BYTES, Memory
+from edgespec.machines.memory import RESERVE_BYTES, DeviceMemory, Memory
 from edgespec.models.load_config import LoadConfig, MemoryOptions
 from edgespec.text.stream import Piece
 from tests.client.requests import TOY, Heard, endless, request, tokens_of, until_it_speaks
@@ -45,6 +47,18 @@ def test_a_model_is_opened_and_answers(client: EngineClient) -> None:
     assert said and sum(len(event.tokens) for event in events if isinstance(event, Step)) == 40
     assert any(event.n_accepted for event in events if isinstance(event, Step))
     assert client.resident > 10 * 2**20
+
+
+def test_a_device_may_compile_its_kernels_before_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which takes longer than a process may say nothing, with drivers that have none stored."""
+    device = (DeviceMemory("Vulkan0", 2**30, 2**30),)
+    monkeypatch.setattr("edgespec.client.local.device_memory", lambda *_: device)
+    with closing(LocalEngine()) as engine:
+        list(engine.open(TOY, Heard()))
+        monkeypatch.setattr(Worker, "silent_s", 100.0)
+        assert engine.silent_s == 0.0
+        list(engine.stream(request()))
+        assert engine.silent_s == 100.0
 
 
 def test_earlier_answers_are_drafted_from(client: EngineClient, tmp_path: Path) -> None:
