@@ -244,14 +244,16 @@ def find_known(
     return found, shares.astype(np.float32), is_there[:, 0]
 
 
-def measure_heads(network: HeadNetwork, texts: Parts, depth: int, n: int | None = None) -> dict[str, Matrix]:
-    """The Matrix of each conversation, or of the first `n` windows, for drafts of `depth` tokens.
+def measure_heads(network: HeadNetwork, texts: Parts, depth: int, n: int) -> dict[str, Matrix]:
+    """The Matrix of each conversation of the first `n` texts, for drafts of `depth` tokens.
 
     An entry says whether the head's best token is the text's after so many tokens of its own that were: passes over a
     text give what drafts at all its positions would. Raises Cancelled, BackendError.
     """
     head, found = network.build(), dict[str, list[Matrix]]()
-    for index, window in enumerate(texts.windows[:n]):
+    for index, window in enumerate(texts.windows):
+        if window.text >= n:
+            break
         check_cancelled()
         text, part = texts.texts[window.text], texts.read(index)
         passes = run_passes(head, mx.array(part.tokens), mx.array(part.features), depth)

@@ -40,7 +40,7 @@ _CONTEXT = 1024  # tokens of a conversation
 _STREAMS = 8  # conversations that are written at once
 _LEAST = 10_000  # tokens of answers to train on
 _EACH, _MOST = 5, 60  # one conversation of so many is held out, and so many at most
-_WRITING, _READING = 0.25, 0.25  # shares of the time; training has the rest
+_WRITING, _READING, _MEASURING = 0.25, 0.25, 0.15  # shares of the time; training has the rest
 _EPOCHS = 8
 _RATED = 400  # tokens, after which the rate of writing is known
 
@@ -130,8 +130,9 @@ class HeadTrainer(Training):
         start = first if active is None else active.path
         drafter = DrafterPlan(drafter_specs()["eagle3"], head=read_head(start))
         trainee = open_head(drafter, start, materials, opened, is_new=True)
-        rivals: dict[str, Mapping[str, Matrix]] = {"lookups": measure_lookups(materials.held_out, DEPTH)}
-        self._reserve(trainee, materials.throttle.allowance)
+        trainee = _keep_time(trainee, materials.throttle.allowance)
+        held_out = materials.held_out[: trainee.n_held_out]
+        rivals: dict[str, Mapping[str, Matrix]] = {"lookups": measure_lookups(held_out, DEPTH)}
         if active is not None:
             rivals["the head in use"] = trainee.measure()
         base = max(rivals, key=lambda name: expected_tokens(rivals[name].values()))
@@ -162,15 +163,6 @@ class HeadTrainer(Training):
         if allowance.left_s <= 0:
             raise time_is_up(f"{done:,} of {total:,} tokens are read")
 
-    def _reserve(self, trainee: Trainee, allowance: Allowance) -> None:
-        """Keep time for what follows the training. Raises InvalidRequest if none is left to train in."""
-        allowance.reserve_s = trainee.estimate()
-        if allowance.left_s <= 0:
-            minutes = allowance.reserve_s / (1 - _WRITING - _READING) / 60
-            raise time_is_up(
-                f"measuring the head takes about {allowance.reserve_s / 60:.1f} minutes", f"--minutes {minutes + 1:.0f}"
-            )
-
     def _write_texts(self, target: Model, file: ConversationFile, config: HeadConfig) -> None:
         """Write texts up to the wanted number of tokens, or to the end of their time if they suffice then.
 
@@ -199,6 +191,16 @@ class HeadTrainer(Training):
                     raise time_is_up(f"{n:,} of the {2 * _LEAST:,} tokens that are needed are written")
         finally:
             engine.release_draft()
+
+
+def _keep_time(trainee: Trainee, allowance: Allowance) -> Trainee:
+    """The same with as many held-out texts as time is kept for. Raises InvalidRequest if none is left to train in."""
+    trainee, allowance.reserve_s = trainee.fit(_MEASURING * allowance.limit_s, allowance.clock)
+    if allowance.left_s <= 0:
+        minutes = allowance.reserve_s / 60
+        needed = int(minutes / (1 - _WRITING - _READING)) + 1
+        raise time_is_up(f"measuring the head takes about {minutes:.1f} minutes", f"--minutes {needed}")
+    return trainee
 
 
 def time_is_up(reached: str, needed: str = "") -> InvalidRequest:

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from edgespec.train.evaluate import Matrix, measure_chains
 from edgespec.train.options import Progress, Throttle, TrainOptions, Weights
 from edgespec.train.parts import Parts
 from edgespec.train.teacher import Teacher
-from edgespec.train.texts import TrainingText
+from edgespec.train.texts import MIN_HELD_OUT, TrainingText
 
 if TYPE_CHECKING:
     from edgespec.train.student import Student
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 DEPTH = 4  # tokens of the drafts whose gain is measured
 RANK = 16  # of LoRA
-_SAMPLE = 2  # conversations or windows of them, which tell how long all take
+_SAMPLE = 2  # held-out texts, which tell how long all take
 TRAINED = ("model", "mtp", "eagle", "eagle3")
 """The drafters that can be trained, as `auto` chooses among those of a target."""
 
@@ -58,18 +58,33 @@ class Materials:
 class Trainee:
     """A draft in training.
 
-    texts    that it is trained on
-    train    trains it, from the last checkpoint on, and reports each step
-    measure  the matrices of the held-out conversations, for drafts of DEPTH tokens
-    estimate the seconds that `measure` will take, of which it takes a part
-    save     writes the draft to a path, which it creates
+    texts          that it is trained on
+    train          trains it, from the last checkpoint on, and reports each step
+    measure_first  the matrices of the first n held-out texts, for drafts of DEPTH tokens
+    n_held_out     how many of them are measured
+    save           writes the draft to a path, which it creates
     """
 
     texts: Sequence[TrainingText]
     train: Callable[[Callable[[Progress], None]], Progress]
-    measure: Callable[[], Mapping[str, Matrix]]
-    estimate: Callable[[], float]
+    measure_first: Callable[[int], Mapping[str, Matrix]]
+    n_held_out: int
     save: Callable[[Path], None]
+
+    def measure(self) -> Mapping[str, Matrix]:
+        """The matrices of the held-out texts. Raises Cancelled, BackendError."""
+        return self.measure_first(self.n_held_out)
+
+    def fit(self, seconds: float, clock: Callable[[], float]) -> tuple[Trainee, float]:
+        """(the same with as many held-out texts as are measured in `seconds` of `clock`, but eight at least, and what
+        these take). Raises Cancelled, BackendError.
+        """
+        self.measure_first(1)  # the first one loads the weights
+        start_s = clock()
+        self.measure_first(_SAMPLE)
+        each_s = (clock() - start_s) / min(_SAMPLE, self.n_held_out)
+        n = int(min(self.n_held_out, max(MIN_HELD_OUT, seconds / each_s))) if each_s else self.n_held_out
+        return replace(self, n_held_out=n), n * each_s
 
 
 def open_trainee(
@@ -94,12 +109,12 @@ def open_trainee(
         student.train_all()
     teacher = Teacher(session, student.vocab_size)
     parts = _make_parts(materials.train, teacher, materials, materials.reading_s)
-    held_out, clock = materials.held_out, materials.throttle.allowance.clock
+    held_out = materials.held_out
     return Trainee(
         texts=parts.used_texts,
         train=_descend(student.network, distillation, parts, materials),
-        measure=lambda: measure_chains(student.network, held_out, DEPTH),
-        estimate=_extrapolate(lambda n: measure_chains(student.network, held_out[:n], DEPTH), len(held_out), clock),
+        measure_first=lambda n: measure_chains(student.network, held_out[:n], DEPTH),
+        n_held_out=len(held_out),
         save=student.save,
     )
 
@@ -164,28 +179,13 @@ def open_head(
         return _make_parts(texts, Teacher(session, layers=student.layers), materials, limit_s)
 
     held_out, train = read(materials.held_out, inf), read(materials.train, materials.reading_s)
-    clock = materials.throttle.allowance.clock
     return Trainee(
         texts=train.used_texts,
         train=_descend(student.network, recursion, train, materials, student.network.is_inner),
-        measure=lambda: measure_heads(student.network, held_out, DEPTH),
-        estimate=_extrapolate(
-            lambda n: measure_heads(student.network, held_out, DEPTH, n), len(held_out.windows), clock
-        ),
+        measure_first=lambda n: measure_heads(student.network, held_out, DEPTH, n),
+        n_held_out=len(held_out.texts),
         save=student.save,
     )
-
-
-def _extrapolate(measure: Callable[[int], object], n: int, clock: Callable[[], float]) -> Callable[[], float]:
-    """How long `measure` takes for all `n`, by the first ones."""
-
-    def estimate() -> float:
-        measure(1)  # the first one loads the weights
-        start_s = clock()
-        measure(min(n, _SAMPLE))
-        return (clock() - start_s) * n / min(n, _SAMPLE)
-
-    return estimate
 
 
 def _make_parts(texts: Sequence[TrainingText], teacher: Teacher, materials: Materials, limit_s: float) -> Parts:

@@ -66,7 +66,7 @@ def open_texts(student: HeadStudent, target: MlxModel, *texts: TrainingText, **o
 
 
 def measure(student: HeadStudent, target: MlxModel, text: TrainingText) -> np.ndarray:
-    found = measure_heads(student.network, open_texts(student, target, text), DEPTH)
+    found = measure_heads(student.network, open_texts(student, target, text), DEPTH, 1)
     assert found.keys() == {"a"}
     return found["a"]
 
@@ -135,8 +135,9 @@ def test_parts_of_long_texts(target: MlxModel, text: TrainingText) -> None:
     student = open_student("mtp", target)
     texts = open_texts(student, target, text, text, max_length=24, batch_tokens=64)
     assert sorted(len(texts.take(step)) for step in range(len(texts)))[-1] == 2
-    matrix = measure_heads(student.network, texts, 1)["a"]
+    matrix = measure_heads(student.network, texts, 1, 2)["a"]
     assert matrix.shape == (2 * (len(text.tokens) - text.answer - 1), 1)
+    assert len(measure_heads(student.network, texts, 1, 1)["a"]) == len(matrix) / 2, "the first text alone"
     assert 0.3 < matrix.mean() < 1
     first = [texts.take(step) for step in range(len(texts))]
     second = [texts.take(step) for step in range(len(texts), 2 * len(texts))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import closing
@@ -29,11 +30,11 @@ from edgespec.train.head_arrays import read_parts
 from edgespec.train.head_files import check_target, choose_vocabulary, write_new_head
 from edgespec.train.head_student import HeadStudent, measure_heads
 from edgespec.train.new_head import _describe_writing, measure_lookups, prepare_first, split_conversations
-from edgespec.train.options import CHECKPOINT
+from edgespec.train.options import CHECKPOINT, Progress
 from edgespec.train.parts import Parts
 from edgespec.train.teacher import Teacher
 from edgespec.train.texts import TrainingText
-from edgespec.train.trainee import _extrapolate
+from edgespec.train.trainee import Trainee
 from tests.drafters.sessions import decode_greedily
 from tests.gguf_models import TARGET, llama3, mamba, qwen
 from tests.mlx_models import CONFIGS, DENSE, make_folder
@@ -81,7 +82,7 @@ def measure(target: Model, path: Path, head: Path, text: TrainingText) -> tuple[
     student = HeadStudent(head, spec, read_parts(target, path), target.layer_count, is_new=True)
     session = target.open_session()
     parts = Parts([text], Teacher(session, layers=student.layers), new_folder())
-    found = measure_heads(student.network, parts, DEPTH)["a"]
+    found = measure_heads(student.network, parts, DEPTH, 1)["a"]
     session.close()
     return found, student
 
@@ -237,19 +238,20 @@ def test_lookups_are_the_drafters() -> None:
     assert 0 < matrix.mean() < 1
 
 
-def test_what_a_measurement_takes_is_foretold_by_its_first_conversations() -> None:
+@pytest.mark.parametrize(("seconds", "n", "taken_s"), [(math.inf, 40, 60.0), (30.0, 20, 30.0), (1.0, 8, 12.0)])
+def test_as_many_held_out_texts_are_measured_as_time_allows(seconds: float, n: int, taken_s: float) -> None:
     """So that a first head, which nothing was measured with, leaves time for what follows its training."""
     now, measured = [100.0], []
 
-    def measure(n: int) -> None:
+    def measure(n: int) -> dict[str, Any]:
         measured.append(n)
         now[0] += 1.5 * n
+        return {}
 
-    def clock() -> float:
-        return now[0]
-
-    assert _extrapolate(measure, 40, clock)() == 60.0 and _extrapolate(measure, 1, clock)() == 1.5
-    assert measured == [1, 2, 1, 1]
+    trainee = Trainee([], lambda report: Progress(0, 0, 0.0, 0.0), measure, 40, lambda path: None)
+    fitting, found_s = trainee.fit(seconds, lambda: now[0])
+    fitting.measure()
+    assert (fitting.n_held_out, found_s, measured) == (n, taken_s, [1, 2, n])
 
 
 @pytest.mark.parametrize(
