@@ -18,6 +18,7 @@ import pytest
 from tests.cli.conftest import COMMAND, Cli
 from tests.formats.ggufs import TOKENS, write_gguf
 from tests.gguf_models import DRAFT, TARGET, mamba
+from tests.mlx_models import DENSE, make_folder
 
 SHORT = ("--max-tokens", "24", "--temperature", "0", "--threads", "1", "--ctx", "256")
 
@@ -74,6 +75,17 @@ def test_drafts_of_one_target_are_compared(cli: Cli, tmp_path: Path, monkeypatch
     assert "; other.gguf is refused: " in done.stderr
     done = cli("draft", "compare", "python-6m", "layerskip:2", "--threads", "1", "--ctx", "256", "--max-tokens", "8")
     assert done.returncode == 0 and told[1:] == ["python-6m answers prompts …", "draft 1 of 1 is measured …", ""]
+
+
+def test_drafts_are_compared_on_mlx(cli: Cli, tmp_path: Path) -> None:
+    """A model agrees with itself, and its first layer, which shares its weights, does not always."""
+    target, twin = (str(make_folder(tmp_path / name, DENSE)) for name in ("target", "twin"))
+    given = ("--backend", "mlx", "--ctx", "1024", "--max-tokens", "16", "--json")
+    done = cli("draft", "compare", target, twin, "layerskip:1", "ngram", *given)
+    assert done.returncode == 0, done.stderr
+    by_name = {each["draft"]: each for each in json.loads(done.stdout)["drafts"]}
+    assert by_name[twin]["agreement"] == 1 > by_name["layerskip:1"]["agreement"] and by_name[twin]["cost"] > 0
+    assert by_name["layerskip:1"]["bytes"] == 0 < by_name[twin]["bytes"] and "refused" in by_name["ngram"]
 
 
 @pytest.mark.parametrize(
