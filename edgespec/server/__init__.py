@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI's and Anthropic's interfaces over loaded models."""
+"""The HTTP server: OpenAI's, Anthropic's and Ollama's interfaces over loaded models."""

@@ -1,4 +1,4 @@
-"""Writers: the parts of the answers to one request as the events of an interface, and as its whole answer."""
+"""Writers, which turn the parts of the answers to a request into an interface's events and its whole response."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Event = dict[str, Any]
 
 @dataclass(slots=True)
 class Block:
-    """A stretch of an answer: reasoning, text, or a call with its arguments as `text`. `number` counts the calls;
-    `written_id` is the id that the model gave a call, by which it will know the result, or "". `scores`: the logprobs
-    of a text's tokens, if a Writer assigns them.
+    """A stretch of an answer: reasoning, text, or a call with its arguments as `text`. `number` is the index of the
+    call in the answer. `written_id` is the id that the model wrote for a call, by which it will know the result; "" if
+    it wrote none. `scores` are the logprobs of a text's tokens, if a Writer assigns them.
     """
 
     kind: Literal["reasoning", "text", "call"]
@@ -57,7 +57,7 @@ class Answer:
         return [block for block in self.blocks if block.kind == "call"]
 
     def add(self, part: Part) -> Iterator[Step]:
-        """Take the next part; the steps that it makes."""
+        """Add the next part, and yield the steps that it causes."""
         match part:
             case Started():
                 yield part
@@ -100,28 +100,26 @@ class Answer:
 
 
 class Writer(ABC):
-    """Keeps the answers to one request by their numbers; a subclass is the table from their steps to the events of an
-    interface.
-    """
+    """Keeps the answers to one request by index. A subclass turns their steps into the events of one interface."""
 
     last = b""
-    """What ends a stream, after its events."""
+    """What is sent at the end of a stream, behind its events."""
 
     def __init__(self) -> None:
         self.answers: defaultdict[int, Answer] = defaultdict(Answer)
         self._n_sent: defaultdict[int, int] = defaultdict(int)  # scores of each answer in events so far
 
     def events(self, index: int, part: Part) -> Iterator[Event]:
-        """The events of a part of the answer with this number; the parts of one come in order."""
+        """Yield the events of `part` of the answer with this index. The parts of one answer must come in order."""
         for step in self.answers[index].add(part):
             yield from self.write(index, step)
 
     @abstractmethod
     def write(self, index: int, step: Step) -> Iterator[Event]:
-        """The events of a step."""
+        """Yield the events of one step of the answer with this index."""
 
     def take_scores(self, index: int) -> list[dict[str, Any]]:
-        """The logprobs of the tokens whose text is about to be sent."""
+        """Return the logprobs that have arrived since the last call, of the tokens whose text is about to be sent."""
         scores = self.answers[index].scores
         start, self._n_sent[index] = self._n_sent[index], len(scores)
         return scores[start:]
@@ -131,12 +129,12 @@ class Writer(ABC):
         return ()
 
     def fail(self, error: Event) -> Iterable[Event]:
-        """The last events of a stream that fails; `error` is the body that a whole answer would have."""
+        """The last events of a stream that fails. `error` is the body that a response without a stream would have."""
         return (error,)
 
     @abstractmethod
     def response_body(self) -> dict[str, Any]:
-        """The whole answer, after the events of all parts."""
+        """The body of a response that is not streamed, once all parts have gone through `events`."""
 
 
 _MIN_LOGPROB = -9999.0  # OpenAI's value for -inf, which JSON cannot hold
@@ -155,8 +153,8 @@ def _format_token(text: bytes, logprob: float) -> dict[str, Any]:
 def read_arguments(text: str) -> dict[str, Any]:
     """The arguments of a call, for interfaces in which they are an object.
 
-    Arguments that were cut end with their last complete value, as Anthropic's client reads them. Those that are not
-    JSON are the value of INVALID_JSON, in which Anthropic's documentation wraps them.
+    Arguments that were cut end with their last complete value, as Anthropic's client reads them. For text that is not
+    JSON this is {"INVALID_JSON": text}, as in Anthropic's documentation.
     """
     try:
         value = from_json(text or "{}", allow_partial=True, allow_inf_nan=False)

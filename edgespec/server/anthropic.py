@@ -56,7 +56,7 @@ class ContentBlock(ContentPart):
     content: str | Parts | None = None
 
 
-_SILENT = ("tool_use", "thinking", "redacted_thinking")  # blocks that are no text of a message, and are not left out
+_SILENT = ("tool_use", "thinking", "redacted_thinking")  # supported, but without text of a message
 
 
 class AnthropicMessage(Body):
@@ -174,7 +174,9 @@ class CountRequest(ThinkingBody):
 
 
 _VOLATILE = "x-anthropic-billing-header:"
-"""How a block begins with which Claude Code signs each request; no prompt would begin like the one before it."""
+"""The beginning of the system block in which Claude Code signs each request. The block differs from request to request:
+with it in the prompt, no prompt would share a cached prefix with the one before.
+"""
 
 
 def _drop_signature(system: str | list[ContentPart] | None) -> str | list[ContentPart] | None:
@@ -214,7 +216,7 @@ _DELTAS = {  # kind of a block -> type of its events, and the field that grows
 
 
 class MessagesWriter(Writer):
-    """One message."""
+    """Writes the answer as one message."""
 
     def __init__(self, model: str) -> None:
         super().__init__()

@@ -62,7 +62,9 @@ _ERRORS = {
 
 
 def document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
-    """The document of `routes` and of the state, in OpenAPI 3.1, from the models that validate the bodies."""
+    """Return the OpenAPI 3.1 document of `routes` and of the paths in _GETS. The schemas of bodies come from the models
+    that validate them.
+    """
     bodies = {each.path: each for each in routes if isinstance(each, BodyRoute)}
     _, definitions = models_json_schema(
         [(route.kind, "validation") for route in bodies.values()], ref_template="#/components/schemas/{model}"
@@ -217,7 +219,9 @@ def _describe_drafter(model_info: ModelInfo, name: str, record: AcceptanceRecord
 
 
 def _describe_memory(fit: Fit | None) -> dict[str, int] | None:
-    """What was estimated before loading, and what a slot and 8,192 tokens more would take; None for the toy runtime."""
+    """The memory that was estimated before loading, in bytes by part. `slot` is what one more slot would take, and
+    `context_8192` what 8,192 more tokens of context would take in all slots. None for the toy runtime.
+    """
     if fit is None:
         return None
     return {
@@ -232,7 +236,7 @@ def _describe_memory(fit: Fit | None) -> dict[str, int] | None:
 
 
 def _finite(seconds: float) -> float | None:
-    """Seconds in JSON; None: without end."""
+    """`seconds`, rounded to tenths, as JSON can hold them: None for infinity."""
     return round(seconds, 1) if isfinite(seconds) else None
 
 

@@ -42,7 +42,9 @@ _HEADERS = {
 LOCAL_ORIGINS = re.compile(
     r"https?://(([\w-]+\.)?localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])(:\d{1,5})?|(app|file|tauri|vscode-webview|vscode-file)://.*"
 )
-"""Pages and programs of this machine, which may call as they may call Ollama, but not manage models."""
+"""Origins of the pages and programs of this machine. They may call without --allow-origin, as they may call Ollama, but
+may not manage models.
+"""
 
 PAGE_PATHS = frozenset(_FILES)
 """The paths of the web page at /: a conversation with the models, and the state of the server. They hold no secret."""
@@ -66,7 +68,7 @@ _MAX_BODY = 16 * 2**20  # bytes
 class Rules:
     """What the guard lets through.
 
-    keys     the callers of the time by the hashes of their keys, of which clients must send one; None: no key
+    keys     returns the present callers by the hashes of their keys; None: clients need no key
     hosts    host names, without port, that a Host header may hold; None: any, for servers with a key
     origins  origins of web pages that may call, besides its own, such as 'http://localhost:3000'; or '*'
     """
@@ -120,15 +122,17 @@ class Guard:
             raise HttpError(403, "requests from this origin are not allowed.", hint="Allow it with --allow-origin.")
 
     def _trusts(self, headers: Mapping[str, str]) -> bool:
-        """Whether no web page sends the request, or one of this server or of an origin that the rules list."""
+        """Whether the request comes from no web page, from a page of this server, or from an origin that the rules
+        list.
+        """
         origin = headers.get("origin")
         is_own = origin is None or origin.partition("://")[2] == headers.get("host", "")
         return is_own or bool({origin, "*"} & self._rules.origins)
 
     def _identify(self, scope: Scope, headers: Mapping[str, str]) -> Caller:
-        """Who sends a request. Raises HttpError."""
+        """Return who sends a request. Raises HttpError (401) if its key is missing or wrong and the path needs one."""
         if self._rules.keys is None:
-            # A proxy's X-Forwarded-For counts, whatever is in it.
+            # Behind a proxy on this machine it comes from X-Forwarded-For, so it may be any text.
             host = scope["client"][0] if scope.get("client") else ""
             is_local = _is_unix(scope) or is_loopback(host.removeprefix("::ffff:"))
             return Caller(may_manage=is_local, remembers=is_local)
@@ -158,7 +162,7 @@ def _too_large() -> HttpError:
 
 
 def _limit_body(receive: Receive) -> Receive:
-    """`receive`, which raises HttpError beyond the size limit."""
+    """Return a `receive` that raises HttpError (413) for a body of more than _MAX_BODY bytes."""
     received = 0
 
     async def receive_limited() -> Message:
@@ -252,9 +256,11 @@ def _check_name(name: str) -> None:
 
 
 def add_key(path: Path, name: str, *, may_manage: bool = False, remembers: bool = False) -> str:
-    """Append a new key to a file, which is made if there is none, for its owner only. The key is in no file.
+    """Append the hash of a new key to a file, and return the key, which no file holds. A file that does not exist is
+    created, for its owner only.
 
-    Raises InvalidRequest for a name that is taken or not allowed and for a damaged file, CacheError.
+    Raises InvalidRequest for a name that is taken or not allowed and for a damaged file, and CacheError if the file
+    cannot be written.
     """
     _check_name(name)
     keys = read_keys(path) if path.exists() else {}

@@ -27,7 +27,7 @@ def load_certificate(certificate: Path, key: Path) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
         context.load_cert_chain(certificate, key, password="")  # without a password OpenSSL would ask for a passphrase
-    except OSError as error:  # also of ssl
+    except OSError as error:  # SSLError is one too
         raise InvalidRequest(
             f"cannot use {certificate} and {key}: {reason_of(error)}.",
             hint="Name a certificate and its private key, in PEM format and without a passphrase.",
@@ -62,7 +62,9 @@ async def serve(app: ASGIApp, listeners: Sequence[socket.socket], tls: ssl.SSLCo
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the limit of open files if it is low and the system allows it; the limit that holds."""
+    """Raise the limit of open files if it is low and the system allows it. Returns the limit that then holds, or
+    _DESCRIPTORS if it is higher.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= _DESCRIPTORS:
         return _DESCRIPTORS
@@ -73,14 +75,16 @@ def raise_descriptor_limit() -> int:
 
 
 class Connection(H11Protocol):
-    """A connection, which is closed if it sends no whole head of a request in time."""
+    """A client's connection. It is closed if the client does not send the whole head of a request in time."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
         self._timer = self.loop.call_later(_HEAD_TIMEOUT_S, transport.close)
 
     def handle_events(self) -> None:
-        """Read requests in what has arrived, which may be a part of one."""
+        """Read requests from the bytes that have arrived, which may hold a part of one. The time for a head ends with
+        its arrival, and runs again from the end of the answer.
+        """
         before = self.scope
         super().handle_events()
         if self.scope is not before:
@@ -91,8 +95,8 @@ class Connection(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it
         """Whether the connection stays open: a client that has only closed its sending half gets its answer.
 
-        TCP tells it from one that has gone by what becomes of further bytes. TLS ends with the client's half, and
-        HTTP/1.0 has no bytes that a client passes over.
+        A client that has gone replies to further bytes with a TCP reset, which tells the two apart; `_probe` sends such
+        bytes. A TLS connection ends with the client's half, and HTTP/1.0 has no interim responses, so these are closed.
         """
         is_answered = self.cycle is None or self.cycle.response_complete or self.cycle.more_body
         if is_answered or self.scope is None or self.scope["http_version"] != "1.1" or self.scheme == "https":
@@ -102,8 +106,8 @@ class Connection(H11Protocol):
         return True
 
     def _probe(self, pause_s: float) -> None:
-        """Send interim responses, which every client passes over, until the answer begins. What has gone replies to
-        one by a reset, on which the next fails.
+        """Send interim responses, which every client skips, until the answer begins. A client that has gone replies to
+        one with a TCP reset, so that the next one fails.
         """
         if not (self.cycle.response_started or self.transport.is_closing()):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -120,7 +124,7 @@ class HttpServer(uvicorn.Server):
         self._tls = tls
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup([])  # which has no connections yet
+        await super().startup([])  # starts the application; the sockets follow
         loop = asyncio.get_running_loop()
         for each in sockets or ():
             tls = self._tls if each.family != socket.AF_UNIX else None
@@ -145,7 +149,7 @@ _PROBE_S = 1.0
 def listen_tcp(host: str, port: int, *, is_only: bool = True) -> socket.socket:
     """A listening socket; clients can connect to it before the server runs. Raises InvalidRequest.
 
-    `is_only`: whether it is the only host, so that `::` may take IPv4 too.
+    `is_only`: whether the server listens on this host alone, so that `::` may take IPv4 connections too.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

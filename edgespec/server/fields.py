@@ -49,7 +49,9 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 def within_limits(name: str) -> Any:
-    """The range of an option, for the fields that share it; those of the interfaces' own documents are narrower."""
+    """A Field with the range that an option has everywhere. Where an interface documents a narrower range, such as
+    OpenAI's for the temperature, its fields state that instead.
+    """
     low, high = OPTIONS[name].limits
     return Field(ge=low, le=high)
 
@@ -57,7 +59,7 @@ def within_limits(name: str) -> Any:
 Temperature = Annotated[float, within_limits("temperature")]
 RepetitionPenalty = Annotated[float, within_limits("repetition_penalty")]
 NO_LIMIT = 2**31
-"""Tokens of an answer that may go on to the end of the context."""
+"""The `max_tokens` of an answer that may go on to the end of the context."""
 
 Tokens = Annotated[int, Field(ge=-1, le=NO_LIMIT), AfterValidator(lambda n: NO_LIMIT if n == -1 else n)]
 """Tokens of an answer. As in llama.cpp's server, 0 reads the prompt into the cache only, and -1 is no limit."""
@@ -124,7 +126,7 @@ class SamplingBody(Body):
         return {**given, **found, **rest} if found else given
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """`more`: the settings whose names differ between the interfaces."""
+        """The sampling settings for a GenerationSpec. `more`: those whose names differ between the interfaces."""
         return {**self.model_dump(include=_SAMPLING), **more}
 
 
@@ -217,10 +219,12 @@ class GenerationBody(ResidencyBody, ABC):
 
     @abstractmethod
     def writer(self) -> Writer:
-        """What writes the answers."""
+        """Return a new Writer, which writes the answers in this interface."""
 
     def generation_spec(self) -> GenerationSpec:
-        """What is asked of the engine, if there is one prompt. Raises InvalidRequest."""
+        """What is asked of the engine. Raises InvalidRequest. A body with several prompts overrides `generation_specs`
+        instead.
+        """
         raise NotImplementedError
 
     def generation_specs(self) -> list[GenerationSpec]:
@@ -234,7 +238,7 @@ class GenerationBody(ResidencyBody, ABC):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What of the fields is not followed, in sentences."""
+        """A sentence for each field that is not followed."""
         return warn_of_fields(self.model_extra or {})
 
 
@@ -312,7 +316,9 @@ class ContentPart(Body):
         return "image" if self.type in _IMAGES else self.type[:100]
 
     def dump(self) -> dict[str, Any]:
-        """Its fields, without the mark by which Claude Code says how far a prompt should be cached: it moves on."""
+        """Its fields without `cache_control`, by which Claude Code says how far a prompt should be cached: it is in
+        another place in each request.
+        """
         return self.model_dump(exclude={"cache_control"})
 
 
@@ -349,7 +355,7 @@ def join_lines(texts: Iterable[str]) -> str:
 
 
 def require_fields(**fields: str) -> None:
-    """Raise InvalidRequest for an empty one, which is a field that was left out."""
+    """Raise InvalidRequest if one of these fields is empty, which means that it was left out."""
     for name, value in fields.items():
         if not value:
             raise InvalidRequest(f"{name} is missing.", hint=f"Send {name}.")
@@ -359,7 +365,9 @@ B = TypeVar("B", bound=BaseModel)
 
 _MAX_DEPTH = 128
 _BOUNDS = ((b",", 2**20, "values"), (b"[{:", 2**17, "arrays, objects and keys"))
-"""What there may be of these outside of strings: Python's parser stops everything else until it has read the last."""
+"""Characters, how many of them a body may have outside of strings, and what they stand for. Python's parser stops
+everything else in this process until it has read all of a body.
+"""
 
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 
@@ -402,7 +410,7 @@ def describe_fault(error: ValidationError, value: Any) -> str:
 
 
 def _find_path(fault: ErrorDetails, value: Any) -> list[str]:
-    """The place of a fault in `value`: pydantic's, without the names of types."""
+    """The keys and indices that lead to a fault in `value`. pydantic's `loc` has them among names of types."""
     path = []
     for part in fault["loc"]:
         with suppress(KeyError, TypeError):

@@ -41,7 +41,9 @@ _OPENAI_ERRORS = {  # status -> type, code; others are an invalid_request_error 
     429: ("rate_limit_error", "rate_limit_exceeded"),
 }
 _FOLDERS = re.compile(r"(?<![\w.:/\\#])(?:~|[A-Za-z]:)?(?:[/\\][^/\\\s'\"`]+)+[/\\](?=[^/\\\s'\"`])")
-"""The folders of a file on this machine, which an engine or the hub may name: for the log, not for callers."""
+"""Matches the folders in a path of this machine, which an error of the engine or the hub may hold. They are for the
+log, not for callers.
+"""
 
 _ANTHROPIC_ERRORS = {  # status -> type; others are an invalid_request_error below 500, and an api_error from there
     401: "authentication_error",
@@ -102,7 +104,7 @@ class Policy:
 B = TypeVar("B", bound=BaseModel)
 
 _LOG = logging.getLogger("edgespec.server")
-_SILENCE_S = 2.5  # a stream that was silent twice as long has had a comment, and another one each time
+_SILENCE_S = 2.5  # a silent stream gets a comment after twice this time, and after each further one
 _BODY_TIMEOUT_S = 60.0
 _FAREWELL_S = 2.0  # for a client to take the last event when the server stops
 _JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -164,8 +166,8 @@ def _note_failure(error: EdgespecError) -> int:
 
 
 def explain(error: BaseException) -> EdgespecError:
-    """What a client is told of an error. A cancellation comes from the end of the server. What is no EdgespecError is a
-    bug: it is logged, and clients see no details.
+    """Return the error that a client is told. A cancellation means that the server shuts down. Any other exception that
+    is not an EdgespecError is a bug: it is logged, and clients see no details.
     """
     if isinstance(error, asyncio.CancelledError):
         return HttpError(503, "the server is shutting down.")
@@ -259,7 +261,7 @@ class EventStream(Response):
             await self._events.aclose()
 
     async def _send_all(self, send: Send, watch: asyncio.Task[None]) -> None:
-        """Send the events until their end, or that of `watch`, which is when the client disconnects."""
+        """Send the events until they end, or until `watch` is done because the client has disconnected."""
         is_silent, reading = False, asyncio.create_task(anext(self._events, None))
         try:
             while not watch.done():
@@ -326,8 +328,8 @@ class GetRoute(Route):
 def require_manager() -> None:
     """Raises HttpError (403) unless the caller of the current request may load and unload models.
 
-    A key may manage models if its entry says so (`edgespec key add NAME --manage`), and so may that of --api-key.
-    If a server has no keys, callers on this machine may.
+    A key may manage models if its entry says so (`edgespec key add NAME --manage`), and so may the key of --api-key. If
+    a server has no keys, callers on this machine may.
     """
     if not request_context().caller.may_manage:
         raise HttpError(
@@ -346,7 +348,7 @@ async def reject_path(request: Request, error: Exception) -> Response:
     return response
 
 
-_SERVER = re.compile(r"edgespec-[0-9a-f]{16}")  # in the header Via, in which nothing else is passed on
+_SERVER = re.compile(r"edgespec-[0-9a-f]{16}")  # our names in the header Via; others in it are not passed on
 
 
 @cache
@@ -356,7 +358,9 @@ def _name_process() -> str:
 
 
 def check_proxy_loop(headers: Mapping[str, str]) -> None:
-    """Keep for `format_via` who has passed a request on. Raises HttpError (508) if it was here before."""
+    """Keep the names of the servers that have passed a request on, for `format_via`. Raises HttpError (508) if this
+    server is among them.
+    """
     servers = _SERVER.findall(headers.get("via", ""))
     if _name_process() in servers:
         raise HttpError(

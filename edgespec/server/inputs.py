@@ -46,7 +46,7 @@ class EmbeddingRequest(ResidencyBody):
     encoding_format: Literal["float", "base64"] | None = None
 
     def inputs(self) -> list[str | list[int]]:
-        """What is embedded. Raises InvalidRequest."""
+        """The inputs, each as text or as token ids. Raises InvalidRequest if there are too many."""
         inputs: list[Any] = self.input if isinstance(self.input, list) else [self.input]
         inputs = [inputs] if inputs and isinstance(inputs[0], int) else inputs
         if len(inputs) > _MAX_INPUTS:
@@ -73,7 +73,8 @@ def embedding_route(
     *,
     truncates: bool = False,
 ) -> Route:
-    """The route at `path`. `write` makes the body of the response of a vector for each input and of their tokens.
+    """The route at `path`. `write` makes the body of the response from the request, a vector for each input, and the
+    number of tokens of all inputs.
     `truncates`: texts that are too long are cut, unless the body says otherwise.
     """
 
@@ -97,7 +98,9 @@ def embedding_route(
 
 
 def token_routes(models: Models) -> list[Route]:
-    """Counts of tokens. They wait for the model to be loaded, and for nobody who generates."""
+    """The routes that count the tokens of a prompt. They wait until the model is loaded, but not for a turn among the
+    requests that generate.
+    """
 
     async def count(request: Request, body: ChatRequest | ResponsesRequest | CountRequest) -> Response:
         slot = models.choose(body.model)

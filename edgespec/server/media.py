@@ -1,7 +1,7 @@
-"""Content that is not text, such as images: it is refused in the turn that brings it, and the session goes on after it.
+"""Refuses content that is not text, such as images, in the turn that brings it. In later turns it is only left out.
 
-Agents keep what was refused in their history, and some join the next question to the message that has it. So content is
-new only until the assistant has answered, or until it comes back in a turn that has more to say.
+Agents keep refused content in their history, and some append the next question to the message that holds it. So content
+counts as new until the assistant has answered, or until it comes back in a turn with other text.
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from edgespec.errors import InvalidRequest
 from edgespec.server.fields import TEXT_ONLY, ContentPart, Said
 
 _MAX_REFUSED = 1024
-_NOT_ASKED = ("tool", "system", "developer")  # their messages may change from request to request, as by the time
+_NOT_ASKED = ("tool", "system", "developer")  # messages that may change between requests, as by the time of day
 _REFUSED: dict[bytes, bytes] = {}
-"""What was refused lately: from a digest of it with the text next to it and its sender, to one of its turn."""
+"""What was refused lately: a digest of its sender, the text next to it and the content itself -> a digest of its turn.
+"""
 
 
 def require_text(said: Iterable[Said], owner: str) -> None:
     """Raise InvalidRequest if the newest turn has new content that is not text. Results of tools may have it.
 
     said   all messages
-    owner  whose texts the sender's are
+    owner  who sends them; see Caller.owner
     """
-    backwards = dropwhile(lambda each: each.role == "assistant", reversed([*said]))  # which begins the answer
+    # A last message of the assistant is the beginning of the answer.
+    backwards = dropwhile(lambda each: each.role == "assistant", reversed([*said]))
     turn = [*takewhile(lambda each: each.role != "assistant", backwards)][::-1]
     pieces = [piece for each in turn if each.role not in _NOT_ASKED for piece in each.pieces]
     unread = _list_unread(pieces, owner)
@@ -48,13 +50,17 @@ def require_text(said: Iterable[Said], owner: str) -> None:
 
 
 def _is_new(part: ContentPart, key: bytes, owner: str, now: bytes) -> bool:
-    """Whether it was not refused before, with the same text near it or with none, in another turn than `now`."""
+    """Whether this part is to be refused: it was never refused with the same text near it or with none, or it was
+    refused in this very turn, which is sent again. `key` is the digest of the part, and `now` the digest of the turn.
+    """
     turns = [_REFUSED[each] for each in (key, _digest([owner, "", part.dump()])) if each in _REFUSED]
     return not turns or now in turns
 
 
 def _list_unread(pieces: list[str | ContentPart], owner: str) -> Mapping[bytes, ContentPart]:
-    """The parts that are not text. What each is known by has the text before it, or the first one behind it."""
+    """The parts that are not text, by a digest of the sender, the text near the part, and the part. The text near it is
+    the last one before it, else the first one behind it.
+    """
     texts = [piece.strip() for piece in pieces if isinstance(piece, str)]
     near, found = next(filter(None, texts), ""), {}
     for piece in pieces:

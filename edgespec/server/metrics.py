@@ -75,7 +75,7 @@ _LOG = logging.getLogger("edgespec.server")
 class ServerMetrics:
     """Counters and the last answers, on the event loop. As a Reporter it also logs the progress of loading a model.
 
-    records  the acceptance of a model's drafters, by the model's name and theirs, as its last answer has told
+    records  the acceptance of each drafter, by the names of model and drafter, as of the model's last answer
     """
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ from edgespec.server.slots import Answer, ModelSlot
 
 _IDLE_CHECK_S = 1.0
 _POLL_S = 0.1
-_ASK_S = 1.0  # for which an engine is asked for its devices
+_ASK_S = 1.0  # for an engine to answer `ask`
 _IN_MEMORY = ("loaded", "unloading")
 _LOG = logging.getLogger("edgespec.server")
 _TAG = ":latest"
@@ -100,7 +100,8 @@ class Models:
         return self._look_up(name) or self._only or self.find(name)
 
     def describe(self, slot: AnySlot) -> dict[str, Any]:
-        """A model as OpenAI lists it, with its context in tokens and, as llama.cpp's server has it, its status.
+        """A model as OpenAI lists it, with its context in tokens and, as in llama.cpp's server, its status. `owned_by`
+        names the kind of server that runs the model: another edgespec knows by it which fields it may send.
 
         `owned_by` is that of the server that has the model, because it tells another edgespec what may be sent.
         """
@@ -123,15 +124,15 @@ class Models:
 
     @asynccontextmanager
     async def turn(self, slot: AnySlot, *, is_new: bool = True) -> AsyncIterator[ModelInfo | None]:
-        """Wait for a turn in `slot` and load its model. Raises HttpError if `is_new` and the queue is full, or any
-        EdgespecError.
+        """Wait for a turn in `slot`, load its model and yield it; None for a model of another server. Raises HttpError
+        if `is_new` and the queue is full, or any EdgespecError.
         """
         async with slot.turn(is_new=is_new):
             yield await self._require(slot) if isinstance(slot, ModelSlot) else None
 
     @asynccontextmanager
     async def visit(self, slot: ModelSlot) -> AsyncIterator[ModelInfo]:
-        """Load the model and keep it loaded, for what neither takes a turn nor waits for one; see ModelSlot.read.
+        """Load the model and keep it loaded for work that needs no turn, such as counting tokens; see ModelSlot.read.
 
         Raises what `turn` raises, but never for a full queue.
         """
@@ -139,7 +140,9 @@ class Models:
             yield await self._require(slot)
 
     async def ask(self, slot: ModelSlot, ask: Callable[[EngineClient], Stream[Sequence[T]]]) -> Sequence[T] | None:
-        """What the engine of a loaded model knows; None if it does not answer at once."""
+        """Return what `ask` reads from the engine of a loaded model. None if the model is not loaded, or if the engine
+        does not answer within _ASK_S.
+        """
         if slot.client is not None and slot.model_info is not None:
             with suppress(TimeoutError, EdgespecError):
                 return await asyncio.wait_for(ask(slot.client).wait(), _ASK_S)
@@ -200,7 +203,8 @@ class Models:
         others.sort(key=lambda each: (each.is_busy, each.used_s))
         for each in others[: max(0, len(others) + 1 - self._policy.max_open)]:
             unloading = asyncio.create_task(each.unload())
-            # Polls: after a crash it holds no memory, but its callers may wait for this lock and block `unload`.
+            # Polls: a model that crashes meanwhile holds no memory any more, but `unload` may not return, because the
+            # model's callers wait for the lock that this load holds.
             while each.state in _IN_MEMORY and not (await asyncio.wait({unloading}, timeout=_POLL_S))[0]:
                 pass
             unloading.cancel()
@@ -248,8 +252,8 @@ async def generate(
 async def _format(
     parts: AsyncGenerator[tuple[int, list[Part]], None], writer: Writer, stream: type[EventStream] | None
 ) -> AsyncGenerator[bytes, None]:
-    """The events of each batch as one piece: every piece is sent on its own. None as the `stream` sends nothing: a
-    whole response is the writer's alone.
+    """Yield the events of each batch as one piece of bytes, since every piece is sent on its own. Without a `stream`
+    nothing is yielded: the writer keeps what a whole response needs.
     """
 
     def write(events: Iterable[dict[str, Any]]) -> bytes:
@@ -269,12 +273,13 @@ async def _format(
 async def generate_parts(
     models: Models, slot: AnySlot, answers: Sequence[Answer], copies: int
 ) -> AsyncGenerator[tuple[int, list[Part]], None]:
-    """The parts of `copies` of each of `answers`, in batches of one answer with its index. The parts of one come in
+    """Yield the parts of all answers in batches: the index of an answer, and its next parts. Each of `answers` is
+    generated `copies` times; the index is its number * copies + the number of the copy. The parts of one answer come in
     order.
 
-    Each answer asks for its turn after the one before has got it, so the request never has two places in the queue.
-    Another answer to the same prompt begins when the first has read it: it finds the prompt in that one's cache. An
-    error, which is any EdgespecError, ends all the answers.
+    Each answer asks for its turn after the one before has got it, so the request never has two places in the queue. A
+    further copy begins when the first one has read the prompt, which it then finds in the cache. An error, which is any
+    EdgespecError, ends all the answers.
     """
     found: asyncio.Queue[tuple[int, list[Part]] | None] = asyncio.Queue()
     are_read = [asyncio.Event() for _ in answers]

@@ -132,7 +132,7 @@ def format_response(text: str, reasoning: str, _calls: list[Block]) -> dict[str,
 
 
 def format_raw(text: str, reasoning: str, _calls: list[Block]) -> dict[str, Any]:
-    """Raw text is not split."""
+    """The answer to a raw prompt, in which reasoning and text are not separated."""
     return {"response": reasoning + text}
 
 
@@ -276,7 +276,7 @@ def list_running(models: Models) -> dict[str, Any]:
 
 
 def show(models: Models, slot: AnySlot) -> dict[str, Any]:
-    """One model. Its chat template is known while it is loaded."""
+    """The body of /api/show. The chat template, and whether the model reasons, are known only while it is loaded."""
     model_info = slot.model_info if isinstance(slot, ModelSlot) else None
     template = (model_info.chat_template if model_info is not None else None) or ""
     reasons = model_info is not None and model_info.template.reasoning is not None
@@ -297,7 +297,7 @@ def show(models: Models, slot: AnySlot) -> dict[str, Any]:
 
 
 def _describe(slot: AnySlot) -> dict[str, Any]:
-    """The fields that every list has. The digest is one of the name."""
+    """The fields of a model that every list has. The digest is the SHA-256 of the model's name, not of its file."""
     name = slot.name if ":" in slot.name else f"{slot.name}:latest"
     facts = slot.facts
     details = {

@@ -133,7 +133,7 @@ class CompletionBody(SamplingBody, GenerationBody):
         return next(iter(found.values()), None)
 
     def spec_fields(self) -> dict[str, Any]:
-        """The fields of a GenerationSpec that both paths fill alike. Raises InvalidRequest."""
+        """The fields of a GenerationSpec that chat and raw completions fill in the same way. Raises InvalidRequest."""
         bias = None if self.logit_bias is None else tuple((int(token), by) for token, by in self.logit_bias.items())
         limits = self.repetition_detection
         stops = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
@@ -389,7 +389,7 @@ class CompletionRequest(CompletionBody):
         return CompletionWriter(self)
 
     def prompts(self) -> list[str | tuple[int, ...]]:
-        """Each a text or token ids."""
+        """The prompts, each as text or as token ids."""
         prompts: Any = self.prompt
         if isinstance(prompts, str) or isinstance(prompts[0], int):
             prompts = [prompts]

@@ -26,7 +26,7 @@ _STRANGERS = "strangers"
 class Caller:
     """Who sends a request.
 
-    name        that of the caller's key; "" without a key
+    name        name of the caller's key; "" without a key
     may_manage  whether the caller may load and unload models, or may generate only
     remembers   whether the memory keeps the caller's texts and drafts from them
     """
@@ -37,7 +37,7 @@ class Caller:
 
     @property
     def owner(self) -> str:
-        """Names whose texts the caller's are, even if none are kept; strangers on other machines are one."""
+        """The namespace of the caller's texts, even if none are kept. All strangers on other machines share one."""
         return name_namespace(self.name) if self.name or self.may_manage or self.remembers else _STRANGERS
 
     @property
@@ -59,8 +59,8 @@ def read_namespace(namespace: str) -> str:
 def hash_key(key: str) -> bytes:
     """SHA-256 of a key.
 
-    Slow hashes with salt protect passwords, which can be guessed. A random key of 256 bits cannot be, so a slow hash
-    would add no safety, and its time to every request.
+    Slow hashes with salt protect passwords, which can be guessed. A random key of 256 bits cannot be guessed, so a slow
+    hash would not make it safer, and would slow down every request.
     """
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
 
@@ -74,12 +74,12 @@ class RequestContext:
     """What the log says of a request.
 
     caller         who sent it
-    status         that of the response; 0 before there is one
+    status         HTTP status of the response; 0 before there is one
     failure        the status and the message of the error, which may follow the beginning of a stream
     model          its name; "" if the request names none
     prompt_tokens  read for it
     answers        generated for it, also after its client has left
-    servers        those of edgespec that have passed it on, in order
+    servers        names of the edgespec servers that have passed it on, in order
     """
 
     method: str = ""

@@ -39,7 +39,7 @@ CHAT, TEXT = "/chat/completions", "/completions"
 EDGESPEC, LLAMA_SERVER, VLLM, SGLANG = "edgespec", "llamacpp", "vllm", "sglang"
 """What servers call themselves in `owned_by` of their models."""
 
-_CONTINUE = (EDGESPEC, VLLM, SGLANG)  # by fields; llama-server continues without them
+_CONTINUE = (EDGESPEC, VLLM, SGLANG)  # a given start of an answer if fields ask for it; llama-server needs none
 _OPENAI = ("openai", "openai-internal", "system")
 _KNOWN = {  # fields that other servers refuse -> those that have them
     "draft_max": (EDGESPEC,),
@@ -76,11 +76,12 @@ class RemoteCall:
 
 
 def make_calls(body: Any, raw: bytes, owner: str, *, remembers: bool) -> list[RemoteCall]:
-    """The calls of OpenAI's chat or completions for a request, one for each prompt. Raises InvalidRequest.
+    """The requests by which another server answers `body`, one for each prompt, for OpenAI's chat or completions
+    interface. Raises InvalidRequest.
 
-    A request by one of these two is passed on with the fields that it came with; others are written anew.
+    A request that came by one of these two interfaces is passed on with its own fields; others are translated.
 
-    body       what `raw` was read as
+    body       the validated body, which was read from the bytes `raw`
     owner      the `owned_by` of the model
     remembers  whether another edgespec may keep the texts
     """
@@ -146,7 +147,9 @@ def _fit(fields: Mapping[str, Any], owner: str, names: Iterable[str]) -> tuple[d
 
 
 def _format_messages(messages: tuple[Message, ...]) -> Iterator[dict[str, Any]]:
-    """Messages with arguments as text and with ids of calls, which Ollama's interface does not have."""
+    """The messages in OpenAI's form: with arguments as text, and with an id for each call and result, since requests by
+    Ollama's interface may have none.
+    """
     open_ids: list[str] = []  # of calls without a result
     for message in messages:
         out = message.as_dict()
@@ -163,7 +166,7 @@ def _format_messages(messages: tuple[Message, ...]) -> Iterator[dict[str, Any]]:
 
 
 def _format_tools(spec: GenerationSpec) -> dict[str, Any]:
-    """The fields of tools. Those of a request without any are left out."""
+    """The fields `tools`, `tool_choice` and `parallel_tool_calls`; none for a request without tools."""
     if not spec.tools:
         return {}
     tools = [each.to_dict() for each in spec.tools]
@@ -175,7 +178,9 @@ def _format_tools(spec: GenerationSpec) -> dict[str, Any]:
 
 
 def _format_structure(structure: Structure) -> dict[str, Any]:
-    """The response_format of JSON, the only structure that interfaces other than OpenAI's older ones demand."""
+    """The `response_format` of a JSON structure. Regular expressions and grammars come by OpenAI's chat and completions
+    only, whose requests are not translated.
+    """
     ((part,),) = structure.alternatives
     assert isinstance(part, Json)
     schema = json.loads(part.schema)
@@ -208,7 +213,7 @@ class RemoteAnswer:
         self.reason: str | None = None
         self.has_begun = False
         self._warnings = warnings
-        self._began_s = self._first_s = self._last_s = monotonic()  # the last two: of the events
+        self._began_s = self._first_s = self._last_s = monotonic()  # the last two: of the first event and of the last
         self._n_events = 0  # with text
         self._n_calls = 0
         self._call_key: str | None = None  # of the call that is open
@@ -321,7 +326,7 @@ class RemoteSlot(Slot):
     """A model of another server and its queue of requests.
 
     is_reachable  whether that server can be reached; None before the first attempt
-    failure       why it was of no use the last time; None if it was
+    failure       why the server has failed the last time; None if it has not
     owner         what it calls itself in `owned_by`
     context_size  tokens; None if it does not say
     """
@@ -368,8 +373,9 @@ class RemoteSlot(Slot):
     async def embed(
         self, texts: Sequence[str | list[int]], dimensions: int | None = None, *, truncate: bool = False
     ) -> list[Embedding]:
-        """A vector for each text, within a turn; see ModelSlot.embed. The first has the tokens of all. `truncate` is
-        not sent: OpenAI's interface has no such field, and the other server refuses a text that is too long.
+        """A vector for each text, within a turn; see ModelSlot.embed. The first Embedding holds the number of tokens of
+        all texts. `truncate` is not sent: OpenAI's interface has no such field, and the other server refuses a text
+        that is too long.
         """
 
         def read(found: dict[str, Any]) -> list[Embedding]:
@@ -397,7 +403,7 @@ class RemoteSlot(Slot):
         return found
 
     async def _answer(self, call: RemoteCall, _: ModelInfo | None, copy: int) -> AsyncGenerator[list[Part], None]:
-        """The parts of one answer, in batches as they arrive, for one task. Closing it closes the request."""
+        """The parts of one answer, in batches as they arrive, to be read by one task. Closing it closes the request."""
         began_s, answer = monotonic(), RemoteAnswer(call.warnings)
         body = call.make_body(self._model.model, copy)
         try:
@@ -445,7 +451,9 @@ class RemoteSlot(Slot):
             self.owner = str(told.get("owned_by") or "")
 
     def _note(self, error: EdgespecError | None) -> None:
-        """Keep what an attempt tells of the server. What it refuses of a request tells nothing."""
+        """Keep what an attempt tells of the server; `error` is None if it has succeeded. A status below 500 is about
+        the request, and says that the server works.
+        """
         failure = error.log_message if isinstance(error, HttpError) and error.status >= 500 else None
         if failure is not None and failure != self.failure:
             _LOG.warning("%s: %s", self.name, failure)

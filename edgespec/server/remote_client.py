@@ -46,7 +46,7 @@ def _check_variable(variable: str) -> str:
 class RemoteModel(BaseModel):
     """A model of another server.
 
-    url       of OpenAI's interface there, without a slash at the end
+    url       address of OpenAI's interface there, without a slash at the end
     model     its name there
     key_env   the environment variable with the key of that server; None if it needs none
     parallel  requests that are sent at once
@@ -81,7 +81,7 @@ def read_model(name: str, table: Mapping[str, Any], hint: str) -> RemoteModel:
 
 
 _NO_KEY = (401, 403)
-_PASSED = (501, 503, 504, 508)  # from 500 on; 501 is llama-server's for what it was not started for
+_PASSED = (501, 503, 504, 508)  # of 500 and more; llama-server has 501 for what it was not started for
 _MAX_MESSAGE = 1000  # characters
 _MAX_ANSWER, _MAX_EVENT = 32 * 2**20, 4 * 2**20  # bytes of a whole answer, and of one event of a stream
 _OVERFLOW = re.compile(r"maximum context length (?:is|of) ([\d,]+) tokens\D+([\d,]+)")  # vLLM's and OpenAI's words
@@ -259,13 +259,13 @@ class RemoteClient:
 
 
 def _load(data: bytes) -> Any:
-    """The JSON value; None for what is none."""
+    """The JSON value in `data`; None if it is not JSON."""
     with suppress(ValueError, RecursionError):
         return json.loads(data, parse_constant=lambda _: None)  # NaN is not JSON
     return None
 
 
 async def _set_probes(event: str, info: Mapping[str, Any]) -> None:
-    """Turn on TCP's probes of a new connection. Called with each event of a request."""
+    """Turn on TCP keep-alive probes for a new connection. httpx calls this with each event of a request."""
     if event == "connection.connect_tcp.complete":
         keep_alive(info["return_value"].get_extra_info("socket"), **_PROBES)

@@ -47,11 +47,11 @@ _CONTENTS: dict[str, tuple[str, dict[str, Any]]] = {  # kind of block -> name of
 
 
 class ResponsesWriter(Writer):
-    """One response."""
+    """Writes the answer as one response."""
 
     def __init__(self, namespaces: Mapping[str, Mapping[str, str]], **fields: Any) -> None:
-        """`namespaces`: from a function's name for the model to its `name` and `namespace`. `fields` of the request are
-        repeated in the response.
+        """`namespaces` maps the name by which the model knows a function to the function's `name` and `namespace` in
+        the request. `fields` of the request are repeated in the response.
         """
         super().__init__()
         self._namespaces = namespaces
@@ -100,8 +100,8 @@ class ResponsesWriter(Writer):
         yield self._event(response["status"], response=response)
 
     def fail(self, error: Event) -> Iterator[Event]:
-        """An error event and response.failed. `error` inside of the first is what OpenAI's clients raise an exception
-        for; the fields beside it are the documented ones.
+        """The events `error` and `response.failed`. OpenAI's clients raise an exception for the member `error` of the
+        first; the fields beside it are the documented ones.
         """
         reason = error["error"]
         stated = {key: reason[key] for key in ("code", "message", "param")}
@@ -148,7 +148,7 @@ class ResponsesWriter(Writer):
         return {"id": _item_id(block), **form}
 
     def _item_event(self, kind: str, block: Block | None = None, **data: Any) -> Event:
-        """An event of the last item, whose id it names if it has `block`."""
+        """An event of the last item. If it has `block`, it names the item's id."""
         head = {} if block is None else {"item_id": _item_id(block)}
         return self._event(kind, **head, output_index=len(self.answers[0].blocks) - 1, **data)
 

@@ -50,7 +50,9 @@ class FairLimiter:
         self._admit()
 
     async def enter(self, *, exclusive: bool = False) -> None:
-        """Wait for a turn, which `leave` ends; with `exclusive`, until all have left, and new callers wait."""
+        """Wait for a turn, which `leave` ends. With `exclusive`, the turn begins once all callers have left, and new
+        ones wait until it ends.
+        """
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append((admitted, exclusive))
         self._admit()
@@ -107,11 +109,11 @@ class Slot:
 
     @asynccontextmanager
     async def turn(self, *, is_new: bool = True) -> AsyncIterator[None]:
-        """A turn, which is waited for. Raises HttpError if `is_new` and the queue is full."""
+        """Wait for a turn, and hold it. Raises HttpError (429) if `is_new` and the queue is full."""
         request_context().model = self.name
         limiter = self.limiter
         if is_new and limiter.is_full and limiter.waiting >= self._policy.max_queue:
-            after_s = 1 + limiter.waiting // limiter.max_concurrency  # an answer a second
+            after_s = 1 + limiter.waiting // limiter.max_concurrency  # as if an answer took a second
             message = f"{limiter.waiting} requests are waiting for this model."
             raise HttpError(429, message, hint=f"Try again in {after_s} seconds.", retry_after_s=after_s)
         await limiter.enter()
@@ -224,7 +226,7 @@ class ModelSlot(Slot):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether the engine process has given none for so long that it is not well."""
+        """Whether the engine process has been silent for so long that something must be wrong with it."""
         return self.silent_s >= min(_STALLED_S, self._policy.max_silence_s / 2)
 
     async def open(self, *, measures_later: bool) -> ModelInfo:
