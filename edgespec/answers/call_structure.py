@@ -71,7 +71,7 @@ def build_opened_calls(call_format: CallFormat, tools: Sequence[Tool], *, parall
 
 
 def _split(text: str) -> tuple[Part, ...]:
-    """The parts of a text with signs."""
+    """Split a text at its signs for ids and indices (see CallFormat), which become grammars."""
     return tuple(_SIGNS.get(piece, piece) for piece in re.split(f"([{ID}{INDEX}])", text) if piece)
 
 
@@ -105,7 +105,7 @@ class _Properties:
             )
 
     def _resolve(self, schema: Any) -> dict[str, Any]:
-        """The schema of a value, behind a reference."""
+        """Follow the references of a value's schema, up to eight of them. {} if that leads to no object."""
         for _ in range(8):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 break
@@ -113,7 +113,9 @@ class _Properties:
         return schema if isinstance(schema, dict) else {}
 
     def _rooted(self, schema: Any, kind: str | None = None) -> dict[str, Any]:
-        """A schema that can be compiled alone, of one type."""
+        """`schema` with the tool's definitions, so that it can be compiled alone. If it states types, `kind` replaces
+        them.
+        """
         definitions = {key: self._root[key] for key in ("$defs", "definitions") if key in self._root}
         return {**definitions, **schema, **({"type": kind} if kind is not None and "type" in schema else {})}
 
@@ -166,7 +168,9 @@ class _Tagged(_Properties):
 
 
 def _string_pattern(schema: Mapping[str, Any]) -> str:
-    """A regular expression of a string's text; of its pattern, if that is one of the whole string, or its length."""
+    """A regular expression for the text of a string. It follows the schema's pattern if that is anchored at both ends,
+    else the limits of the length.
+    """
     pattern = schema.get("pattern")
     if isinstance(pattern, str) and pattern.startswith("^") and pattern.endswith("$"):
         return "(?:" + pattern[1:-1].replace("/", r"\/") + ")"

@@ -70,7 +70,9 @@ class GenerationSpec:
     owner: str = ""
 
     def __post_init__(self) -> None:
-        """Raises InvalidRequest."""
+        """Raises InvalidRequest for a demanded call without tools, and for a `start` with a structure or a demanded
+        call.
+        """
         if not self.tools and self.must_call:
             raise InvalidRequest("tool_choice requires a tool call, but there are no tools.", hint="Add tools.")
         if self.start is not None and (self.structure is not None or self.must_call):
@@ -88,7 +90,7 @@ class GenerationSpec:
         return () if self.tool_choice == "none" else self.tools
 
     def limit_drafts(self, speculation: Speculation) -> Speculation | None:
-        """What replaces the server's `speculation` for the request; None if nothing does."""
+        """The Speculation of this request in place of the server's; None to keep the server's."""
         if self.draft_max is None or not speculation.drafters:
             return None
         return replace(speculation, draft_max=min(self.draft_max, MAX_DRAFT), draft_tree=None)

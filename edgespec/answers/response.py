@@ -18,9 +18,7 @@ from edgespec.text.tool_calls import AnswerPart, CallDelta, CallEnd, CallStart, 
 
 Ending = Literal["stop", "length", "repetition", "tool_calls", "content_filter"]
 CUT: tuple[Ending, ...] = ("length", "repetition", "content_filter")
-"""Endings of an answer that the model has not ended itself."""
-
-"""The last is of other servers only."""
+"""Endings of an answer that the model has not ended itself. The last one comes from other servers only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +86,7 @@ class Done:
 
 
 def _format_rate(name: str, n: int, seconds: float) -> dict[str, float]:
-    """The time of `n` tokens; rates that nothing was measured for are 0."""
+    """llama.cpp's fields for `n` tokens in `seconds`. Rates for which nothing was measured are 0."""
     return {
         f"{name}_ms": round(seconds * 1000, 3),
         f"{name}_per_token_ms": seconds * 1000 / n if n else 0.0,

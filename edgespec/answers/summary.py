@@ -1,4 +1,4 @@
-"""The line under an answer."""
+"""The line under an answer in the chat: its tokens, speed and drafts, and why it ended too early."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ _STORED = (*_COUNTED, "tau", "tokens_per_second", "speedup", "ttft_s")
 
 
 def sum_metrics(earlier: Mapping[str, Any], finished: Finished | None) -> dict[str, Any]:
-    """The metrics to store with an answer: its speed of late, and the tokens of its `earlier` part too."""
+    """The metrics to store with an answer. If it continues an `earlier` part, token counts include that part; speeds do
+    not.
+    """
     if finished is None:
         return {"reason": "error"}
     stored = {name: getattr(finished.metrics, name) for name in _STORED}

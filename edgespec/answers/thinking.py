@@ -51,8 +51,8 @@ class Thinking:
         return False if self.budget == 0 else None
 
     def plan(self, template: TemplateProfile) -> ThinkingPlan:
-        """What becomes of it with a chat template. A template without a switch is followed by an answer whose reasoning
-        is ended at once if it shall be off.
+        """How the request is followed with a chat template. If reasoning shall be off and the template has no switch
+        for it, `max_reasoning` is 0, which ends it at once.
         """
         wants = self._wants
         if template.reasoning is None:

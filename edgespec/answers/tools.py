@@ -17,8 +17,9 @@ _NAME = re.compile(rf"{NAME_CHARACTER}{{1,256}}")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; `parameters` is a JSON schema. `is_strict`: a call follows all of it, or the
-    request is refused, but not if the model may call in a format that does not mark calls.
+    """A function that the model may call; `parameters` is a JSON schema. `is_strict`: each call follows all of the
+    schema, and a schema that cannot be enforced is refused. It has no effect where calling is the model's choice and
+    its format does not mark calls.
     """
 
     name: str
