@@ -81,9 +81,10 @@ def _beat(outbox: Outbox, client: LocalEngine) -> None:
 
 
 class Outbox:
-    """What the process sends: the one place that gathers events into messages, one for all streams.
+    """Gathers the events of all streams into messages, which it sends to the other process.
 
-    Every message wakes the other process, and takes both some of the time for a fast model's token.
+    Every message wakes the other process. It takes both processes a part of the time in which a fast model computes a
+    token, so there are as few as possible.
     """
 
     def __init__(self, link: Connection) -> None:
@@ -94,15 +95,17 @@ class Outbox:
         self._sent_s = 0.0  # when text was sent last
 
     def put(self, number: int, events: Sequence[Any], *, takes_turns: bool) -> None:
-        """Add events of a stream. They are sent now, unless it takes turns: then after this or a later one."""
+        """Add events of a stream. They are sent now; those of a stream that takes turns are sent after its turn, or a
+        later one.
+        """
         with self._lock:
             self._events.setdefault(number, []).extend(events)
             if not takes_turns:
                 self.flush()
 
     def flush_after_turn(self) -> None:
-        """All running jobs have advanced, and the next forward begins. Text that soon follows text waits for more, but
-        for the first of a stream.
+        """Send the events once all running jobs have advanced and the next forward begins. Text that soon follows other
+        text waits for more, except for the first text of a stream.
         """
         with self._lock:
             is_due = perf_counter() - self._sent_s >= _SEND_EVERY_S

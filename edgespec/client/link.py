@@ -17,8 +17,8 @@ _TICK_S = 0.5
 class Link:
     """One end of the pipe between this process and an engine process. `send` from any thread, `receive` from one.
 
-    silent_s  seconds for which the process has said nothing, since its first message. Counted in steps that this
-              process has waited, so that none count in which both were stopped
+    silent_s  seconds for which the process has said nothing, since its first message. It counts steps in which this
+              process has waited, so that time in which both processes are stopped does not count
     """
 
     def __init__(self, connection: Connection, max_silence_s: float) -> None:
@@ -31,7 +31,9 @@ class Link:
         self._sender.start()
 
     def send(self, message: Any) -> None:
-        """Returns at once: a process that is stopped does not read, and a pipe holds little. Raises PicklingError."""
+        """Queue a message and return at once: a process that is stopped does not read, and a pipe holds little. Raises
+        PicklingError.
+        """
         self._outbox.put(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def receive(self) -> Any:

@@ -57,11 +57,11 @@ class Notices(Quiet):
 # has it alone. `count` has a thread of its own.
 _AT_ONCE = ("speculate", "draft_stats", "devices", "slots")
 _SHARES = ("stream", "embed")
-_MOST_UNMEASURED = 8  # answers after a load that measures later, before it is done between two of them
+_MOST_UNMEASURED = 8  # answers after a load with `measures_later`, before it is measured between two of them
 
 
 class LocalEngine(EngineClient):
-    """Commands of one process use it directly; EngineProcess runs one in a process of its own."""
+    """An engine in this process. Commands use it directly; EngineProcess runs one in a process of its own."""
 
     def __init__(self, after_turn: Callable[[], None] = lambda: None, *, uses_idle_time: bool = False) -> None:
         """`after_turn`: see Worker. `uses_idle_time`: whether to measure and to search for a self-draft between
@@ -199,7 +199,9 @@ class LocalEngine(EngineClient):
         return self._reader.submit(work)
 
     def _follow_versions(self) -> None:
-        """Have the versions of adapted drafts loaded that are in use now. If that fails, the present ones stay."""
+        """Queue the loading of the versions of adapted drafts that are in use now, if they are not loaded yet. If it
+        fails, the present ones stay.
+        """
         if (loaded := self.loaded) is None or monotonic() < self._look_s:
             return
         self._look_s = monotonic() + _LOOK_S

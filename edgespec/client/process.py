@@ -37,7 +37,8 @@ _OPENS_NOTHING = ("open", "devices")  # calls that need no open model
 
 
 class EngineProcess(EngineClient):
-    """Starts its process at once, and a new one, with no model open, once that has ended.
+    """Runs the engine in a process, which it starts at once. After that has ended, the next `open` or `devices` starts
+    a new one, with no model open.
 
     One thread reads what the process sends, and ends a process that says nothing.
     """
@@ -87,7 +88,9 @@ class EngineProcess(EngineClient):
         return failure
 
     def kill(self, reason: str) -> None:
-        """End the process now; its streams raise BackendError with `reason`, and the next call starts another one."""
+        """End the process now. Its streams raise BackendError with `reason`, and so do other calls until a new one is
+        started.
+        """
         self._end(Death("stopped", reason, is_asked=True))
 
     def close(self) -> None:

@@ -45,7 +45,7 @@ class Stream(Generic[T]):
         self._add(events, is_last=False)
 
     def end(self, error: BaseException | None = None, *events: T) -> None:
-        """Add the last events. The work is over; once."""
+        """Add the last events and end the stream; `error` is what the work has raised. To be called once."""
         self._error = error
         self._add(events, is_last=True)
 
@@ -102,7 +102,7 @@ class Stream(Generic[T]):
         self._wait_for_events(deliver)
 
     def result(self) -> T:
-        """The only event."""
+        """Wait for the only event and return it. Raises what the work raised."""
         (event,) = self
         return event
 

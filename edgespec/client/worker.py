@@ -24,7 +24,7 @@ T = TypeVar("T")
 Work = Callable[[], Iterator[T | Yield]]
 _log = logging.getLogger(__name__)
 _BACKOFF_S = 0.005
-_IDLE_S = 2.0  # without a job, before what is done when idle begins
+_IDLE_S = 2.0  # without a job, before `when_idle` is called
 # Some of llama.cpp's pre-tokenizers recurse for every character of a word. Only pages that are touched take memory.
 _STACK_BYTES = 512 * 2**20
 
@@ -67,7 +67,7 @@ class Worker:
     ) -> None:
         """`after_turn` is called on the thread each time that every running job has advanced, `set_idle` when it has
         nothing to do and when it has again. `when_idle` is called once in each idle time of two seconds, and cancelled
-        when a job arrives. They raise nothing else.
+        when a job arrives. If one of the three raises anything but this Cancelled, the jobs end with an error.
         """
         self.max_concurrency = 1  # of the jobs that share the thread; set on the thread
         self._after_turn = after_turn
