@@ -34,12 +34,14 @@ class OpenCall(ABC):
         return parts, rest, self._is_whole
 
     def finish(self) -> CallEnd:
-        """The end of the call, wherever it is."""
+        """End the call, even if more of its arguments were to come: then the CallEnd is marked as cut."""
         return CallEnd(self.start.index, ToolCall(self.start.name, self._arguments), is_cut=self._is_cut())
 
     @abstractmethod
     def _read(self, text: str) -> tuple[str, str]:
-        """The arguments that `text` adds and the text that is not read yet. Sets `_is_whole` at the end."""
+        """Returns (JSON text that `text` adds to the arguments, unread rest of `text`). Sets `_is_whole` when the
+        arguments have ended.
+        """
 
     def _is_cut(self) -> bool:
         return not self._is_whole
@@ -122,7 +124,7 @@ class TaggedCall(OpenCall):
         return text.startswith(key) or key.startswith(text) or self._after.startswith(text)
 
     def _write(self, head: re.Match[str], text: str) -> str:
-        """An argument as JSON has it, with what stands in front of it."""
+        """An argument as a member of a JSON object, with the brace or comma in front of it."""
         key, schema = head["key"], self._schemas.get(head["key"])
         if KEY in self._tags.end and self._head.match(text):
             value = self._read_nested(text, schema)
@@ -149,14 +151,16 @@ class TaggedCall(OpenCall):
 
 
 def _loosen_mark(mark: str) -> str:
-    """A regular expression of the text in front of a value, of whose blanks only one line break at its end is known
-    not to belong to the value.
+    """A regular expression for the text in front of a value. Of the blanks at its end it takes one line break at most,
+    since the others may belong to the value.
     """
     return loosen(mark.rstrip()) + (r"\n?" if mark.endswith("\n") else "")
 
 
 class LiteralCall(OpenCall):
-    """The arguments are literals. They are read when the call ends; text that is none becomes the argument `input`."""
+    """The arguments are literals. They are read when the call ends; text that cannot be read so becomes the argument
+    `input`.
+    """
 
     def __init__(self, start: CallStart, literals: LiteralArguments, after: str) -> None:
         super().__init__(start)
@@ -184,7 +188,9 @@ class LiteralCall(OpenCall):
         return "", text[at:]
 
     def _step(self, text: str, at: int) -> int:
-        """The characters to pass at `at`, 0 if more are needed to know; follows quotes and brackets."""
+        """How many characters to skip at `at`; 0 if that depends on text that has not come. Follows quotes and
+        brackets.
+        """
         if self._quote and len(self._quote) == 1 and text[at] == "\\":
             return 2
         quotes = (self._quote,) if self._quote else self._quotes

@@ -39,7 +39,8 @@ _TAG = re.compile(r"<[^<>]*>|\[[^\[\]\s]*[\[\]]")
 
 
 def derive(rendered: Mapping[str, str], opened: str, behind_answer: str) -> CallFormat | None:
-    """The format of the calls in renderings of CALLS by their names; None if it cannot be told.
+    """The format of calls, from `rendered`: the renderings of conversations with CALLS, by their names. None if they do
+    not tell it.
 
     `opened` is the prompt for the same question without an answer, `behind_answer` the text that follows an answer
     without calls. The rendering "said", if there is one, has the answer ANSWER in front of the calls of "strings".

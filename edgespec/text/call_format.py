@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 ID, INDEX, KEY, NAME, TYPE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\ufdd4"
-"""They stand in the texts of a CallFormat for the id of a call, its number in the message, the key of an argument, the
-name of the tool, and the JSON type of a value.
+"""The signs: placeholders in the texts of a CallFormat, which are noncharacters of Unicode. They stand for the id of a
+call, its number in the message, the key of an argument, the name of the tool, and the JSON type of a value.
 """
 
 SIGNS = f"[{ID}{INDEX}{KEY}{NAME}{TYPE}]"

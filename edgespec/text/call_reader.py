@@ -39,8 +39,8 @@ class CallSyntax:
     """Regular expressions of the text around arguments; the groups `name` and, in some, `id` are those of the call.
 
     begun   the beginning of a block, behind the opening
-    first   in front of the arguments of a block's first call, behind the opening
-    later   in front of those of another call, behind the arguments of the call before
+    first   what stands between the opening and the arguments of a block's first call
+    later   what stands between the arguments of one call and the arguments of the next
     ending  what belongs to the last call and the block, behind its arguments; it may be empty
     """
 

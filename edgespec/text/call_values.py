@@ -66,8 +66,8 @@ def json_type(value: object) -> str:
 
 
 def ends_string(text: str, at: int, quote: str) -> bool:
-    """Whether the quote at `at` ends a string. Models do not escape each quote inside, but behind the last one the
-    value ends.
+    """Whether the quote at `at` ends a string. Models do not escape every quote in a string, so a single character ends
+    it only if the value ends there too.
     """
     return text.startswith(quote, at) and (len(quote) > 1 or _VALUE_END.match(text, at + 1) is not None)
 

@@ -70,7 +70,7 @@ os.register_at_fork(after_in_child=RENDERER.forget)
 
 
 def ask_renderer(questions: Sequence[tuple[str, Mapping[str, Any]]]) -> list[tuple[str, str]]:
-    """The outcomes of templates with variables, see `sandbox.main`."""
+    """Render templates, each with its variables. Returns a kind and a text for each, see `sandbox.main`."""
     try:
         return [(kind, text) for kind, text in RENDERER.ask([*questions])]
     except ChildDied as error:
@@ -98,7 +98,9 @@ def profile_template(source: str) -> TemplateProfile:
 
 _MAX_SOUND = 1024
 _SOUND: dict[tuple[object, ...], Writing] = {}
-"""The writing in which a template has shown all of a conversation, by its kinds of turns; see `list_turns`."""
+"""A cache: the Writing in which a template has shown all of a conversation, by template and kinds of turns; see
+`list_turns`.
+"""
 
 
 class _Refusal(InvalidRequest):
@@ -165,7 +167,9 @@ class ChatTemplate:
     def _render_checked(
         self, conversation: Messages, variables: Mapping[str, Any], writing: Writing, *, is_known: bool
     ) -> tuple[str, list[str]]:
-        """The prompt, and what of the conversation is not in it. `is_known`: one with such turns was whole before."""
+        """The prompt, and what of the conversation is not in it. `is_known`: `writing` has shown all of a conversation
+        with such turns before.
+        """
         if is_known:
             (text,) = self._render([conversation], variables, writing)
             return text, find_lost(conversation, text)
@@ -177,7 +181,9 @@ class ChatTemplate:
     def _render(
         self, conversations: Sequence[Messages], variables: Mapping[str, Any], writing: Writing
     ) -> tuple[str, ...]:
-        """The conversations in a writing."""
+        """Render the conversations, each rewritten as `writing` says. Raises InvalidRequest and TemplateError; see
+        `render`.
+        """
         given = {**_VARIABLES, **variables, "bos_token": self.bos_text, "eos_token": self.eos_text}
         tools, call_format = given.pop("tools", None), self.profile.call_format
         questions: list[tuple[str, Mapping[str, Any]]] = []

@@ -73,8 +73,9 @@ class ReasoningFormat:
 
 
 def make_block(name: str, opening: str, closing: str, *, anywhere: bool = False) -> ReasoningFormat:
-    """One block at the beginning; later the markers are text, since an answer may quote them. Or blocks `anywhere`: the
-    markers are control tokens, which an answer does not quote.
+    """The format of a model that reasons between two markers. The block stands at the beginning, and later markers are
+    text, since an answer may quote them. With `anywhere` there may be several blocks: the markers are control tokens,
+    which an answer does not quote.
     """
     states = {
         "answer": State("answer", {opening: "reasoning"}, settled=None if anywhere else "text"),
@@ -209,7 +210,7 @@ class ReasoningSplitter:
 
     def push(self, text: str) -> list[Segment]:
         """Add `text`; returns the segments that are certain. An end that may become a marker is held back."""
-        if not self._state.markers and self._state.settled is None:  # of most models, for which this is called often
+        if not self._state.markers and self._state.settled is None:  # of most answers, at every token
             return [Segment(self._state.channel, text)] if text else []
         self._held += text
         segments: list[Segment] = []

@@ -55,7 +55,7 @@ def token_bytes(tokenizer: Tokenizer, token: int) -> bytes:
     return tokenizer.piece(token) or tokenizer.special_text(token).encode()
 
 
-_BEFORE = ("", "\n", "a", ".")  # texts before another, of which one at least shares no token with it
+_BEFORE = ("", "\n", "a", ".")  # texts to put before another; one at least should share no token with it
 
 
 def encode_inside(tokenizer: Tokenizer, text: str) -> list[int] | None:
@@ -78,7 +78,8 @@ _BOUNDARY = 256  # characters of the prompt that decide how the text behind it i
 
 
 def join_start(tokenizer: Tokenizer, prompt: str, start: str) -> str:
-    """`prompt` with the beginning of the answer, whose tokens add the bytes of `start` to those of the prompt.
+    """`prompt` with `start`, the beginning of the answer, behind it, so that encoding adds exactly the bytes of
+    `start`.
 
     Behind a control token, many SentencePiece vocabularies put a space in front of the text. The model wrote that space
     as part of its first token, so it is the first one in `start`, and must not be there twice. A blank start is left

@@ -1,4 +1,4 @@
-"""How a conversation is put into the words that a chat template shows."""
+"""Rewrites a conversation into a form of which a chat template shows all parts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ DESCRIBED = CallFormat("", '<tool_call>\n{"name": "', '", "arguments": ', JsonAr
 class Writing:
     """How the messages of a conversation are given to a template.
 
-    system     its system messages: as they are; the later ones within user messages; or all of them so
+    system     system messages; own: as they are, first: later ones within user messages, folded: all of them so
     tools      the variable that holds the tools; 'message': the system message has them; 'described': its text does
-    calls      calls of earlier answers: as they are; in a message for each; in messages of their own behind the text;
-               or written into the text
-    arguments  those of calls: parsed, or as JSON text
+    calls      calls of earlier answers; own: as they are, one each: a message for each, apart: in a message of
+               their own behind the text, text: written into the text
+    arguments  arguments of calls: parsed, or as JSON text
     results    what tools said: in messages of tools, or in those of users
     content    texts: as they are, or as lists of parts
     blank      the text of an answer that has calls alone
@@ -76,7 +76,7 @@ def write_messages(messages: Messages, writing: Writing, call_format: CallFormat
 
 
 def _write_turn(message: dict[str, Any], writing: Writing, call_format: CallFormat | None) -> list[dict[str, Any]]:
-    """The messages that stand for one."""
+    """The messages that stand for `message` in this writing."""
     if writing.short_ids and "tool_call_id" in message:
         message["tool_call_id"] = shorten_id(message["tool_call_id"])
     if message["role"] == "tool" and writing.results == "user":
@@ -265,7 +265,7 @@ def _extend_system(messages: Messages, extra: Mapping[str, Any], text: str = "")
 
 
 def list_turns(messages: Messages) -> frozenset[tuple[object, ...]]:
-    """The kinds of messages that follow one another, on which it depends what a template shows."""
+    """The pairs of kinds of messages that follow one another: what a template shows depends on them."""
     kinds = [
         (
             message["role"],
