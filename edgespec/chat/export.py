@@ -16,7 +16,7 @@ _VERSION_KEY = "edgespec_conversation"
 
 
 def to_markdown(store: Store, conversation: Conversation) -> str:
-    """The current branch. Text is copied verbatim; an unclosed code block is closed. Raises CacheError."""
+    """The current branch as Markdown. Text is copied verbatim; an unclosed code block is closed. Raises CacheError."""
     parts = [f"# {conversation.title}", f"Model: {conversation.model}"]
     if conversation.system:
         parts += ["## System", _close_fence(conversation.system)]
@@ -29,7 +29,7 @@ def to_markdown(store: Store, conversation: Conversation) -> str:
 
 
 def to_json(store: Store, conversation: Conversation) -> str:
-    """All branches as ASCII. Raises CacheError."""
+    """All branches as JSON, in ASCII. Raises CacheError."""
     turns = [{k: v for k, v in asdict(turn).items() if k != "conversation"} for turn in store.turns(conversation)]
     state = {k: v for k, v in asdict(conversation).items() if k != "id"}
     return json.dumps({_VERSION_KEY: _VERSION, **state, "turns": turns}, indent=1) + "\n"
@@ -102,7 +102,7 @@ _FENCE = re.compile(r"([ \t>]*)(`{3,}|~{3,})(.*)")
 
 def _close_fence(text: str) -> str:
     """`text` without trailing blank lines, and with a closing fence if it ends in a block of code."""
-    is_open: tuple[str, str] | None = None  # what is before the marks that opened it, and these
+    is_open: tuple[str, str] | None = None  # the fence: what stands before its marks, and the marks
     for line in text.splitlines():
         if fence := _FENCE.match(line):
             indent, marks, rest = fence.groups()

@@ -45,7 +45,7 @@ class OwnModel:
 
     @classmethod
     def find(cls, conversation: Conversation, turns: Sequence[Turn]) -> Self:
-        """The model of the last answer among `turns`; by its name in a conversation that says no more."""
+        """The model of the last answer among `turns`; the conversation's model, by its name, if no answer tells it."""
         for turn in reversed(turns):
             match turn.settings.get(_KEY) if isinstance(turn.settings, Mapping) else None:
                 case {"reference": str() | None as reference, "draft": str(draft), "backend": str() | None as backend}:

@@ -48,7 +48,7 @@ def save_preset(name: str, settings: Mapping[str, Any]) -> None:
 
 
 def remove_preset(name: str) -> None:
-    """Raises InvalidRequest if there is none, CacheError."""
+    """Delete a preset. Raises InvalidRequest if there is none, and CacheError if it cannot be deleted."""
     read_preset(name)
     try:
         _path(name).unlink(missing_ok=True)

@@ -45,10 +45,10 @@ class ConversationRecorder:
     """Stores every question and answer as a turn. A repeated question or answer becomes a branch.
 
     saved          the user's store
-    store          that of the conversation: `saved`, or one in memory for an incognito conversation
+    store          the store of the conversation: `saved`, or one in memory for an incognito conversation
     turns          the branch on the screen; `chat.messages` always holds its texts
     conversation   None before the first question
-    model          its name, which the conversation takes with its next answer
+    model          name of the open model, which the conversation takes with its next answer
 
     If the store fails, `report` is called once with a message, and the chat continues in memory.
     """
@@ -81,7 +81,7 @@ class ConversationRecorder:
         return MemoryUse(source=name_source(self.conversation.id))
 
     def drop_unanswered(self) -> bool:
-        """Take a question without an answer, or with reasoning alone, off the screen; whether there was one.
+        """Take a question without an answer, or with reasoning alone, off the screen. Returns whether there was one.
 
         It stays as a branch.
         """
@@ -137,7 +137,9 @@ class ConversationRecorder:
             self._saved_s = monotonic()
 
     def finish_answer(self, text: str, reasoning: str, spans: Spans, metrics: Mapping[str, Any]) -> None:
-        """Store the complete answer. An empty one is dropped from `turns`, and the newest one before it returns."""
+        """Store the complete answer. An empty one is dropped from `turns`, and the newest other answer to its question
+        takes its place.
+        """
         self.turns[-1] = self._write(lambda: self.store.finish(self.turns[-1], text, reasoning, spans, metrics))
         if text or reasoning:
             self._set_turns(self.turns)
@@ -175,7 +177,9 @@ class ConversationRecorder:
         return found
 
     def select_fork(self, by: int = 0) -> Fork | None:
-        """The fork that was selected last, or another, `by` of them further down; at first the last one."""
+        """Select and return a fork: the one `by` forks below the last selection, which is the last fork at first. None
+        if there are no forks.
+        """
         forks = self.forks()
         if not forks:
             return None
@@ -218,7 +222,7 @@ class ConversationRecorder:
         self.start_new()
 
     def start_new(self) -> None:
-        """Start a conversation, incognito as the one before it."""
+        """Start a conversation, which is incognito if the one before it was."""
         self.conversation = None
         self._show([])
 
@@ -227,7 +231,7 @@ class ConversationRecorder:
             self._write(lambda: self.store.set_system(self._require_conversation(), self.chat.system))
 
     def rename(self, title: str) -> str:
-        """Returns the title as stored."""
+        """Set the title, and return it as it is stored."""
         renamed = self._write(lambda: self.store.rename(self._require_conversation(), title))
         self.conversation = renamed
         return renamed.title
@@ -250,13 +254,13 @@ class ConversationRecorder:
         self.saved.close()
 
     def _use_store(self, store: Store) -> None:
-        """Use a store from now on; that of an incognito conversation is lost."""
+        """Use a store from now on. The store of an incognito conversation is closed, and its contents are lost."""
         if self.is_incognito:
             self.store.close()
         self.store = store
 
     def _show(self, turns: Sequence[Turn]) -> None:
-        """Go on after other turns than before, all of which are in the context."""
+        """Go on after `turns` instead of the present ones. None of them is left out of the context at first."""
         self.chat.left_out, self._fork = 0, None
         self._set_turns(turns)
 

@@ -16,7 +16,9 @@ def name_source(id: int) -> str:
 
 
 def forget_conversation(folder: Path, id: int) -> None:
-    """Remove the texts of a conversation from what else the data folder `folder` has of them. Raises CacheError."""
+    """Remove the texts of a conversation from the memory in the data folder `folder`. Trainings that are not complete
+    are removed too, since they may hold the texts. Raises CacheError.
+    """
     if (memory := folder / MEMORY).is_dir():
         with closing(TextStore.open(memory)) as store:
             store.forget(name_source(id))

@@ -34,13 +34,13 @@ class Room(Protocol):
         """Show the statistics of the last answer. Raises InvalidRequest if there is none."""
 
     async def show_turns(self) -> None:
-        """The messages are others than before."""
+        """Draw the messages again, since they are others than before."""
 
     async def show_conversation(self) -> None:
-        """A stored conversation is continued."""
+        """Draw a stored conversation, which is continued from now on."""
 
     def show_rewound(self, number: int, *, keep_question: bool) -> None:
-        """Question `number` and what followed are removed, or what followed it alone."""
+        """Take question `number` and what follows it off the screen; with `keep_question` only what follows it."""
 
     async def answer_question(self) -> None:
         """Answer the last question. Raises ContextOverflow, InvalidRequest if no model is open."""

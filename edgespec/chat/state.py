@@ -21,7 +21,7 @@ _NUMBERS = {
 }
 SETTINGS = (*_NUMBERS, "max_tokens", "seed", "rolling", "system")
 NONE = "none"
-"""What returns to the default of a setting."""
+"""The value by which a user returns a setting to its default."""
 
 
 @dataclass(eq=False)

@@ -105,7 +105,7 @@ class Store(SharedDatabase):
         text: str,
         settings: Mapping[str, Any] | None = None,
     ) -> Turn:
-        """A turn after `parent`, None for the first, which becomes the end of the current branch.
+        """Add a turn after `parent`, which is None for the first turn. It becomes the end of the current branch.
 
         A user's turn is finished; an assistant's is to be grown and finished. Raises ValueError or TypeError for
         settings that are not JSON.

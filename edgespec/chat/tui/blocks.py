@@ -48,8 +48,8 @@ class Block:
     """Lines of text, wrapped at MAX_COLUMNS; the base of the other blocks. Equal blocks have equal rows.
 
     start, end   characters of the source that the block shows
-    first, rest  in front of its first row and of the others
-    gap          in front of an empty row above it; None if there is no such row
+    first, rest  text in front of its first row, and in front of the others
+    gap          text in front of an empty row above it; None if there is no such row
     edge         the style of `first`, `rest` and `gap`
     fill         the style of its rows, to MAX_COLUMNS
     role         what a click on it does, or that it is a part of the reasoning
@@ -78,7 +78,7 @@ class Block:
         return self._heights[width]
 
     def lay_out(self, width: int, content: Content) -> list[Row]:
-        """The rows at `width` columns of `content`, which is that of the block with any styles."""
+        """The rows of `content` at `width` columns. `content` is the block's, with any styles."""
         rows = [] if self.gap is None else [Row(Content.styled(self.gap, self.edge), len(self.gap))]
         indent = max(len(self.first), len(self.rest))
         for i, row in enumerate(self._lay_out(width - indent, content.expand_tabs(_TAB))):

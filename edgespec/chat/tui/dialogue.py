@@ -194,7 +194,7 @@ class Dialogue(Window):
         self._show_queued([*self.queued, text])
 
     def take_back(self) -> str | None:
-        """What was queued last, which is not sent then."""
+        """Take the text that was queued last out of the queue, and return it; None if the queue is empty."""
         if not self.queued:
             return None
         *rest, text = self.queued
@@ -225,7 +225,7 @@ class Dialogue(Window):
         await self.answer()
 
     async def make_room_for(self, messages: Sequence[Message]) -> None:
-        """Choose what of `messages` the model reads. Raises ContextOverflow, and what stops a job."""
+        """Choose what of `messages` the model reads. Raises ContextOverflow, and what counting their tokens raises."""
         size = require_model(self.client).context_size
 
         def count(prompt: tuple[Message, ...]) -> int:

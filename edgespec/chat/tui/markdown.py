@@ -131,7 +131,7 @@ class _Reader:
             language = info.split(maxsplit=1)[0].casefold() if info else ""
             title = f"{info or 'text'} · {self._number}"
             self._number += 1
-        elif node.level == 0:  # its indent is markup, which verses in front of lines with less of it need
+        elif node.level == 0:  # CommonMark drops the indent, which verses need above lines with less
             indented = "".join(
                 f"    {line}" if line.strip() else line for line in node.content.splitlines(keepends=True)
             )

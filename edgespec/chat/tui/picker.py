@@ -64,11 +64,11 @@ class Row:
 
 
 def list_rows(client: EngineClient, *, is_idle: bool, text: str = "") -> Iterator[tuple[list[Row], str]]:
-    """Rows with what to say of them: first of the registry alone, then with the sizes and headers at the hub.
+    """Yield rows, and a notice about them: first from the registry alone, then with the sizes and headers at the hub.
     Recommendations come in their order, then other downloads, models that were opened by path, and other programs'.
 
-    With `text` they are the repositories of the hub that match it. With an idle engine this machine is measured, unless
-    that was done before. Raises EdgespecError, Cancelled.
+    With `text`, the repositories of the hub that match it are yielded instead, once. With an idle engine this machine
+    is measured, unless that was done before. Raises EdgespecError, Cancelled.
     """
     backend: FileBackend = "mlx" if prefers_mlx() else "llamacpp"
     memory = host_memory(client.devices().result())
@@ -263,7 +263,7 @@ class Picker(FilterList[Pick]):
 
     @on(DataTable.RowHighlighted)
     def _show_about(self, message: DataTable.RowHighlighted) -> None:
-        """What the columns cut off."""
+        """Show in full what the columns cut off."""
         row = self._find_row(message.row_key.value)
         parts = (row.name, row.license and f"license {row.license}", row.description) if row is not None else ()
         self.query_one("#about", Static).update(Text(" · ".join(each for each in parts if each)))
@@ -295,7 +295,7 @@ class Picker(FilterList[Pick]):
 
 
 def _find_missing(name: str) -> int | None:
-    """0 for a reference that needs no download; None for one whose size the hub knows."""
+    """Bytes to download for a reference: 0 if it needs no download, None if only the hub knows its size."""
     with suppress(UnknownModel):
         reference = parse_reference(name)
         if isinstance(reference, HubRepo | HubQuant | HubFile):

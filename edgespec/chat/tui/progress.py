@@ -182,7 +182,7 @@ class Downloads(Progress):
         self._run(request)
 
     def cancel(self) -> bool:
-        """Stop; whether there was a download. What has arrived is kept, and used by the next one."""
+        """Stop the download; returns whether there was one. What has arrived is kept, and used by the next one."""
         self.show(None)
         return bool(self.workers.cancel_node(self))
 

@@ -46,7 +46,7 @@ _EDGE = "    ▌ "  # in front of the rows of a user's message
 
 
 class Item:
-    """What a transcript shows. A message can tell which one it is of those in its place."""
+    """What a transcript shows. A message can show which of the branches at its place it is."""
 
     text: str
     _block: Block
@@ -289,7 +289,7 @@ class Transcript(ScrollView):
 
     @property
     def _first_place(self) -> Place | None:
-        """The first one of the window, if it is to stay there; None at the end, which is followed."""
+        """The first place in the window, if it is to stay there; None if the end is followed."""
         y = self.scroll_offset.y
         return None if self._is_following or y >= self._tops[-1] else self._find_line(y)[0]
 

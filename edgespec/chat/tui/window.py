@@ -134,7 +134,7 @@ class Window(App[None]):
         return ()
 
     def take_back(self) -> str | None:
-        """What waits to be sent and was written last, which is not sent then."""
+        """Take the text that was queued last out of the queue, and return it; None if the queue is empty."""
         return None
 
     def remember(self, name: str, text: str) -> None:
