@@ -16,7 +16,8 @@ from edgespec.progress import notice
 
 
 def use_adapted(drafters: Iterable[DrafterPlan], target: PlannedModel, folder: Path, hub: Hub) -> list[DrafterPlan]:
-    """`drafters` with the versions in use of their models, which lie in `folder`; the user is told of unusable ones.
+    """`drafters`, each with the version of its model that is in use. Versions lie in `folder`; the user is told of
+    those that cannot be used.
 
     A model that is not downloaded has no versions. Raises CacheError for models that cannot be read.
     """

@@ -140,7 +140,7 @@ class Candidate:
 
     @property
     def group(self) -> Group:
-        """Models of one group are comparable."""
+        """The group in which it is listed: models of one group are comparable."""
         if self.fit == "does not fit":
             return "too large"
         if self.plain is None:

@@ -113,7 +113,8 @@ def checksum_error(path: Path, etag: str, size: int) -> str | None:
 def _download(remote: RemoteFile, url: str, partial: Path) -> None:
     """Append the missing bytes to `partial`.
 
-    After a broken connection, and if the server is busy, it tries again, ATTEMPTS times in vain.
+    After a broken connection, or if the server is busy, it tries again. After ATTEMPTS failures since the last byte
+    arrived, it raises the client's error.
     """
     import httpx
     from huggingface_hub.errors import HfHubHTTPError

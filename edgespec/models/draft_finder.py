@@ -102,7 +102,7 @@ class DraftFinder:
         return found
 
     def find(self, term: DrafterPlan) -> DrafterPlan:
-        """One that the user named. Raises DraftRefused, InvalidRequest."""
+        """Complete the plan of a drafter that the user named. Raises DraftRefused, InvalidRequest."""
         spec = term.spec
         if spec.needs == "memory" and self.request.memory is None:
             raise DraftRefused(

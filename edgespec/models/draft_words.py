@@ -49,12 +49,14 @@ def parse_draft(text: str) -> list[DrafterPlan]:
 
 
 def list_words() -> list[tuple[str, DrafterSpec]]:
-    """What names a drafter in --draft, without its options."""
+    """The words of --draft, without options, and the drafter that each names."""
     return [(w, spec) for spec in drafter_specs().values() for w in spec.all_words if w != _SHORT_FORM]
 
 
 def complete_draft(text: str) -> Iterator[tuple[str, str]]:
-    """What `text` can become with a drafter after its last '+' that is not before it, and what this one does."""
+    """What `text` can become with one more drafter after its last '+', and what that drafter does. Drafters that `text`
+    names already are left out.
+    """
     *before, _ = text.split("+")
     taken = {part.partition(":")[0] for part in before}
     if not before:

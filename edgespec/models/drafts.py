@@ -60,7 +60,7 @@ class DrafterPlan:
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:
-    """A draft model before it is loaded."""
+    """A target, draft model or trained head before it is loaded."""
 
     reference: Reference
     source: Source

@@ -13,7 +13,9 @@ from edgespec.models.file_selection import parse_quant
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """`n_bytes` are those of the weights; `parameters` is None if shapes are not known."""
+    """The facts of a model file. `n_bytes` is the size of the weights, `trained_context` is in tokens. `parameters` is
+    None if shapes are not known.
+    """
 
     format: str
     family: str
@@ -32,7 +34,7 @@ class FileFacts:
 
 
 def describe_file(metadata: ModelMetadata) -> FileFacts:
-    """Raises InvalidModelFile for a file that names no architecture."""
+    """Derive the facts from a model's metadata. Raises InvalidModelFile for a file that names no architecture."""
     if not isinstance(metadata, Header):
         family = str(metadata.config.get("model_type", ""))
         return FileFacts(

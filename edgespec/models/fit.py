@@ -46,7 +46,9 @@ class MemoryEstimate:
         return MemoryEstimate(*map(add, astuple(self), astuple(other)))
 
     def split(self, n: int) -> MemoryEstimate:
-        """One of `n` parts. Embeddings and output matrix, which every part has, are not counted as such."""
+        """The estimate for one of `n` ranks. Weights are divided by `n`, although every rank has the embeddings and the
+        output matrix.
+        """
         return MemoryEstimate(self.weights // n, self.kv // n, self.compute, self.states // n)
 
 
@@ -54,9 +56,9 @@ class MemoryEstimate:
 class Fit:
     """The result of a memory check: tokens of context, KV caches of that size, and bytes.
 
-    draft  of draft models and heads
-    tree_cache  of a cache more for a text that is alone, see LoadOptions
-    own    of a target that workers share: this machine's part of `memory`, and its share of the target
+    draft       the memory of draft models and heads
+    tree_cache  the memory of one more cache, for a text that is alone; see LoadOptions
+    own         if workers share the target: this machine's part of `memory`, and its share of the target
     """
 
     context: int

@@ -103,7 +103,8 @@ def _hidden_size(metadata: ModelMetadata) -> int | None:
 
 
 def _vocab_size(model: ModelMetadata, head: HeadSpec | None = None) -> int | None:
-    """Reads the vocabulary of a target, or that of the target of `head`; None if its metadata does not say.
+    """The size of a target's vocabulary, or of the vocabulary of the target that `head` was trained for. None if the
+    metadata does not say.
 
     Vocabularies of GGUF files are compared whole. A head may score only a part of its target's tokens.
     """

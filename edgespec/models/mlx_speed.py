@@ -1,7 +1,7 @@
 """Estimate the speed of an MLX model that is not here, from how fast this machine reads weights of its kind.
 
-As in models.speed, seconds of a byte by rows of a forward are measured once for each kind of weights on a few blocks of
-a common shape, and stored. Kinds are the bits of a weight; modes and sizes of groups are taken as alike.
+As in models.speed, seconds per byte by rows of a forward are measured once for each kind of weights on a few blocks of
+a common shape, and stored. Kinds are the bits of a weight; modes and group sizes are not told apart.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def guess_kind(name: str) -> tuple[str, float]:
 def measure_mlx_speed(
     kinds: Iterable[str], report: Callable[[str], None] = lambda text: None, *, again: bool = False
 ) -> MachineSpeed:
-    """What is stored, and what of `kinds` is not, or all of them `again`: measured and stored. Raises Cancelled.
+    """Return the stored rates. Those of `kinds` that are not stored are measured first, or with `again` all of `kinds`,
+    and then stored. Raises Cancelled.
 
     Takes a few seconds for each kind, in a child process. Kinds that MLX or the memory does not allow are left out.
     """

@@ -89,8 +89,8 @@ class Plan:
 def plan(request: LoadConfig, registry: Registry, hub: Hub, *, opened: Plan | None = None, stays: bool = False) -> Plan:
     """Choose the runtime, resolve the models, read their headers, compare tokenizers, check memory.
 
-    `opened` is that of a model that is open, whose memory counts as free. If it `stays`, it is the target itself,
-    which keeps its caches, layers and workers; else it will have been closed before the load.
+    `opened` is the plan of a model that is open, whose memory counts as free. If it `stays`, that model is the target
+    itself, and keeps its caches, layers and workers; else it will have been closed before the load.
 
     Raises UnknownModel, HubError, InvalidModelFile, DraftRefused, DoesNotFit.
     """

@@ -44,7 +44,7 @@ Acceptance = tuple[float, float]
 Task = Literal["chat", "code", "reasoning"]
 Table = dict[str, Any]
 _FILE_NAME = "models.toml"
-_STALE = {  # what was stated for another model
+_STALE = {  # role -> keys that no longer hold if a user's file names another model for it
     "target": ("acceptance", "package", "verified"),
     "draft": ("acceptance",),
     "pard": ("pard_token",),
@@ -113,7 +113,7 @@ class _Table:
 class Originals(_Table):
     """`user/repo` of the weights as their authors released them; None if none is stated.
 
-    head  that of the target if the head lies in the target's own files
+    head  the target's repository if the head lies in the target's own files
     """
 
     target: _Repository | None = None
@@ -175,7 +175,7 @@ class Pair(_Table):
     head        a trained head of the target, in files of its own
     head_kind   its kind
     head_verified  whether it was run with this target
-    with_head   whose GGUF files of the target's model hold its MTP head
+    with_head   other GGUF files of the target's model, which hold its MTP head
     verified    whether the file names were seen in a public source; a pull checks them in any case
     acceptance  measured for this pair; None if nothing was measured
     """

@@ -47,7 +47,7 @@ NOT_FORETOLD = "`edgespec draft build` and `edgespec bench` measure them"
 class DraftSpeed:
     """What chains of drafts are expected to gain.
 
-    alone       without the time of the network, if the model has workers
+    alone       the same without the time of the network, if the model has workers
     acceptance  per token, the registry's figures; None if it has none
     """
 

@@ -1,8 +1,8 @@
 """Estimate the speed of a model that is not here, from how fast this machine reads weights of each type.
 
 On a CPU the time of a forward is nearly proportional to the bytes that it reads; on an accelerator it also takes some
-time for each block and for itself. The seconds of a byte, by type of the weights and number of rows, and those of a
-block and a forward are measured once on a few blocks of a common shape, and stored. Types of the same size differ: on
+time for each block and for itself. The seconds per byte, by type of the weights and number of rows, and the seconds per
+block and per forward are measured once on a few blocks of a common shape, and stored. Types of the same size differ: on
 a CPU llama.cpp reads Q4_0 weights, which it repacks, faster than other types of four bits.
 """
 
@@ -35,18 +35,18 @@ from edgespec.models.references import PackagedFile
 
 ASSUMED = (0.5, 0.8)  # acceptance per draft token if the registry states none
 _TOLERANCE = 0.2  # relative, of an estimated speed
-_SHORT_S = 0.03  # a forward below which what no byte explains, such as starting each operation, takes up to half
+_SHORT_S = 0.03  # in a shorter forward up to half of the time goes into starting operations and the like
 _VERSION = 4  # of the measured shape
 FORWARD, BLOCK = "forward", "block"  # stand beside the types of weights, and are counted as bytes are
 _WIDTH, _FEED_FORWARD = 2048, 8192
 _HEAD_SIZE = 64
 _BYTES = 128 * 2**20  # of the measured blocks at least: more than the caches of most CPUs
 _DEVICE_BYTES = 512 * 2**20  # on an accelerator, which reads 128 MiB faster than it starts their operations
-_SLOW_BLOCK_S = 1e-3  # of narrow blocks: a device that is no faster than a processor
+_SLOW_BLOCK_S = 1e-3  # a device that takes longer for a narrow block is no faster than a processor
 _FEW, _MANY, _NARROW = 2, 18, 256  # blocks, and their width, from which the time of a block is measured
 _TYPE_PROFILE_S = 0.6  # for each type
 _MEASURED_CONTEXT = 512
-_LEAST = 0.05  # of a measured time: what is left of it at least if others are taken off
+_LEAST = 0.05  # the share of a measured time that is left at least when other times are subtracted
 _ROUND_S = 4e-4  # of the loop in each round, outside of the forward
 COMMON = frozenset({"Q4_0", "Q4_1", "Q4_K", "Q6_K", "Q8_0", "F16"})
 _MEASURABLE = GGML_NAMES.keys() - {"F32", "F64", "I8", "I16", "I32", "I64", "Q8_1", "Q8_K"}
@@ -54,7 +54,7 @@ _TRAINED = frozenset({"MXFP4", "NVFP4", "F16", "BF16", "F32"})  # other types of
 _SAME_SIZE = 1.15  # the ratio of the bits of two types that are about as large
 _MUCH_FASTER = 1.25
 _LONG_BLOCK = 256  # elements of a row, of the K types
-_MOST = 0.9  # of the weights, for which a type is named
+_MOST = 0.9  # the share of the weights that a type must be able to hold to be recommended
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,12 +131,14 @@ class FasterType:
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeed:
-    """Seconds of a byte that a forward reads, by type of the weights and by rows of the forward."""
+    """Seconds per byte that a forward reads, by type of the weights and by rows of the forward."""
 
     rates: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
 
     def estimate(self, target: Mapping[str, float], draft: Mapping[str, float] | None = None) -> SpeedEstimate | None:
-        """Estimates models of which a row reads so many bytes of each type; None if the main one is not measured."""
+        """Estimate a target, and a draft model, from the bytes of each type that a forward of one row reads. None if
+        the type of most of the target's bytes was not measured.
+        """
         rows = self._forward_s(target)
         drafted = self._forward_s(draft) if draft else {}
         return SpeedEstimate(rows, drafted.get(1)) if rows else None
@@ -162,7 +164,7 @@ class MachineSpeed:
         return found
 
     def compare_types(self) -> dict[str, float]:
-        """Seconds of a weight in a forward of one row, over those of the fastest type, in ascending order."""
+        """Seconds per weight in a forward of one row, as multiples of the fastest type's, in ascending order."""
         seconds = {name: rate[1] * GGML_NAMES[name].bits for name, rate in self.rates.items() if name in GGML_NAMES}
         least = min(seconds.values(), default=1.0)
         return {name: seconds[name] / least for name in sorted(seconds, key=lambda each: seconds[each])}
@@ -196,7 +198,7 @@ def find_similar(read: Mapping[str, float]) -> frozenset[str]:
 
 
 def load_speed(options: LoadOptions = LoadOptions()) -> MachineSpeed:  # noqa: B008 - frozen
-    """What is stored for this machine and runtime; the threads, the devices and whether GPUs are used count."""
+    """The rates that are stored for this machine and runtime, and for the threads and devices of `options`."""
     return load_entry(_path(), "rates", _setting(options), read_rates) or MachineSpeed()
 
 
@@ -211,7 +213,8 @@ def measure_speed(
     *,
     again: bool = False,
 ) -> MachineSpeed:
-    """What is stored, and what of `types` is not, or all of them `again`: measured and stored. Raises Cancelled.
+    """Return the stored rates. Those of `types` that are not stored are measured first, or with `again` all of `types`,
+    and then stored. Raises Cancelled.
 
     Takes about a second for each type, in a child process, which may abort. Types are left out if llama.cpp or
     the memory does not allow the measurement. `report` is called with words for what is being done.
@@ -240,7 +243,9 @@ def add_rates(stored: MachineSpeed, measure: Callable[..., dict[str, dict[int, f
 
 
 def _measure(types: list[str], folder: Path, options: LoadOptions) -> dict[str, dict[int, float]]:
-    """Rates of the types that gguf can write, llama.cpp open and the memory hold; on an accelerator of blocks too."""
+    """Rates of those types that gguf can write, llama.cpp can open and the memory holds. On an accelerator, rates of
+    BLOCK and FORWARD too.
+    """
     rates: dict[str, dict[int, float]] = {}
     if device_memory("llamacpp"):
         few, many = (
@@ -258,7 +263,7 @@ def _measure(types: list[str], folder: Path, options: LoadOptions) -> dict[str, 
 def _measure_type(
     name: str, path: Path, options: LoadOptions, rates: Mapping[str, Mapping[int, float]]
 ) -> dict[int, float]:
-    """Seconds of a byte by rows, apart from those of `rates` for blocks and forwards."""
+    """Seconds per byte by rows, without the times of blocks and forwards that `rates` has."""
     is_fast = BLOCK in rates and rates[BLOCK][1] < _SLOW_BLOCK_S
     header = _make_header(name, least=_DEVICE_BYTES if is_fast else _BYTES)
     seconds = _time_shape(header, path, options)
@@ -334,7 +339,9 @@ def _make_header(
 
 
 def read_rates(stored: Mapping[str, Mapping[str, float]]) -> MachineSpeed:
-    """Raises ValueError without a time for one row."""
+    """The rates of an entry that was stored as JSON. Raises ValueError for a type without a time for one row, or with a
+    time that is not above zero.
+    """
     rates = {kind: {int(n): float(seconds) for n, seconds in rate.items()} for kind, rate in stored.items()}
     if not all(1 in rate and min(rate.values()) > 0 for rate in rates.values()):
         raise ValueError("a rate needs one row, and times above zero")

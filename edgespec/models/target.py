@@ -45,7 +45,7 @@ def check_target(request: LoadConfig, registry: Registry, hub: Hub) -> FileFacts
 
 @contextmanager
 def naming_entry(request: LoadConfig, registry: Registry) -> Iterator[None]:
-    """An unreachable hub is told with what an alias stands for, and with what answers without a network."""
+    """If the hub cannot be reached, name in the error what an alias stands for, and a command that needs no network."""
     try:
         yield
     except HubUnreachable as error:

@@ -31,10 +31,12 @@ KEPT = 5
 """Versions that are kept, the newest ones. Beside them stays the one that was in use before the newest."""
 
 RUN = "training"
-"""The folder, in that of a pair, of a training that is not complete; other kinds of trainings append to the name."""
+"""The folder of a training that is not complete, inside of a pair's folder. Other kinds of trainings append to the
+name.
+"""
 
 OWN_TEXTS = "texts.jsonl"
-"""The file, in the folder of a new head, of what its target has written to train it."""
+"""The file of the texts that a target has written to train a new head, in the folder of that head."""
 
 FIRST = "first"
 """The first head of a target, a file or folder beside these texts, as long as it gains too little to be a version."""
@@ -75,8 +77,8 @@ class Card:
     n_tokens             of the texts that it was trained on
     minutes              of training
     options              of the training, as JSON has them
-    version, created_s   number from 1 on, and seconds since the epoch; set when it is added, as is
-    fingerprint          of its weights
+    version, created_s   number from 1 on, and seconds since the epoch; set when it is added
+    fingerprint          of its weights; set when it is added
     """
 
     method: str
