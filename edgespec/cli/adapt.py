@@ -31,7 +31,7 @@ _TRAIN = "train"
 
 
 class _Adapt(click.Group):
-    """`edgespec adapt MODEL` trains; other words than the subcommands' are arguments of that."""
+    """A group that runs `train` if the first word names no subcommand, so that `edgespec adapt MODEL` trains."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         is_command = args[0] in (*self.commands, "--help", "-h") if args else ctx.resilient_parsing
@@ -229,7 +229,7 @@ def train_command(
 
 
 def _with_leave(parent: int | None, drafts: AdaptedDrafts) -> Check:
-    """The present check, that also raises Cancelled once the process `parent` is not the parent of this one.
+    """Return the present check, which also raises Cancelled once the process `parent` is not the parent of this one.
 
     It raises InvalidRequest once the texts may no longer be trained on.
     """

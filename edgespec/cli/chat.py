@@ -105,7 +105,7 @@ def _chat_full_screen(
     *,
     is_incognito: bool,
 ) -> int:
-    gc.disable()  # while modules are loaded, none of which goes again
+    gc.disable()  # while modules are loaded, which are never freed
     from edgespec.chat.tui.app import ChatApp
 
     gc.enable()

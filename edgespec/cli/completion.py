@@ -13,7 +13,7 @@ _MAX_CONVERSATIONS = 20
 
 
 def complete_model(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Aliases and downloaded repositories that begin with `incomplete`; without one, files."""
+    """Aliases and downloaded repositories that begin with `incomplete`; files if there are none."""
     return _offer(_list_models(), incomplete) or [CompletionItem(incomplete, type="file")]
 
 

@@ -89,7 +89,9 @@ def doctor_command(gpu: bool, as_json: bool) -> int:
 
 
 def _check_gpu(report: dict[str, Any], *, as_json: bool) -> None:
-    """Add the checks of devices to `report`, print them, and keep edgespec-gpu.json up to date: a device may end it."""
+    """Add the checks of devices to `report`, print them, and keep edgespec-gpu.json up to date, since a device may end
+    this process.
+    """
     from edgespec.cli.gpu_check import check_places
 
     shown = ("version", "state", "devices", "gpu_offload", "features")

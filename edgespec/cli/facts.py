@@ -22,7 +22,9 @@ def _name(key: object) -> str:
 
 
 def _format(key: object, value: Any) -> str:
-    """Numbers of bytes by their key, and what is in a table or a list with commas between."""
+    """A value as text: bytes, by their key, in GiB or MiB; items of a table with commas between, of a list with
+    semicolons.
+    """
     if isinstance(value, Mapping):
         return ", ".join(f"{_name(name)}: {_format(name, each)}" for name, each in value.items())
     if isinstance(value, list | tuple):

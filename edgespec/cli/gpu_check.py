@@ -45,10 +45,10 @@ PLACES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 class PlaceCheck:
     """What became of the answers in one place.
 
-    as_on_host  plain answers whose tokens are those of the processor; `widest_gap` is the largest difference of two
-                logits where others part from them. Other types of cache and MLX are not compared
-    as_plain    drafted answers whose tokens are those of plain decoding, or part from them at a near-tie; of `drafted`
-    step_ms     of a forward, by its rows
+    as_on_host  number of plain answers that are the same as on the processor; `widest_gap` is the largest difference of
+                two logits where others part from them. Other types of cache and MLX are not compared
+    as_plain    number of the `drafted` answers that are those of plain decoding, or part from them at a near-tie
+    step_ms     milliseconds of a forward, by its rows
     error       why nothing could be checked
     """
 
@@ -109,7 +109,9 @@ def _open(backend: str, options: Mapping[str, Any]) -> LocalEngine:
 
 
 def _compare(host: LocalEngine, wanted: Sequence[Finished], local: LocalEngine) -> tuple[int, float]:
-    """(plain answers of `local` that are those of `host`, the widest gap where others part from them)"""
+    """Returns (number of plain answers of `local` that are those of `host`, largest difference of two logits where
+    others part from them).
+    """
     here, gaps, same = host.require_loaded().engine, [0.0], 0
     with closing(here.target.open_session()) as session:
         for text, one, other in zip(_texts(), wanted, _answer_all(local), strict=True):
@@ -149,7 +151,7 @@ def _texts() -> list[str]:
 
 
 def _answer_all(local: LocalEngine) -> list[Finished]:
-    """The ends of plain, greedy answers."""
+    """The last events of plain, greedy answers to all texts. Raises Cancelled."""
     local.speculate("off").result()
     requests = [Request(text, SamplingParams(temperature=0.0), _TOKENS) for text in _texts()]
     ends = [end for each in requests for end in interruptible(local.stream(each)) if isinstance(end, Finished)]

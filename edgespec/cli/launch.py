@@ -14,7 +14,7 @@ from edgespec.folders import cache_folder
 
 _ASSUMED_CONTEXT = 32_768
 _LEAST_ANSWER = 2048  # tokens
-_ANSWER_SHARE = 4  # of the context, which a program should leave for an answer, is 1 / 4
+_ANSWER_SHARE = 4  # a program should leave 1 / 4 of the context for an answer
 
 
 class _Client(NamedTuple):

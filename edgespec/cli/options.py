@@ -112,7 +112,7 @@ def _show_all(context: click.Context, _param: click.Parameter, is_wanted: bool) 
 
 
 def read_duration(value: str) -> float:
-    """Seconds, or a duration such as 10m; `inf` for less than 0."""
+    """The seconds of a number or of a duration such as 10m; `inf` for less than 0. Raises BadParameter."""
     try:
         return parse_duration(value)
     except ValueError as error:
@@ -149,7 +149,9 @@ def _parse_bias(value: str | tuple[int, float]) -> tuple[int, float]:
 
 
 def offer(option: Option, *names: str, **changes: Any) -> Callable[[F], F]:
-    """Add an option of the table to a command. `names` are click's, for another one; `changes` are click's too."""
+    """A decorator that adds an option of the table to a command. `names` replace its flags and `changes` its
+    attributes, both as click takes them.
+    """
     flag = f"--{option.name.replace('_', '-')}"
     attributes: dict[str, Any] = {
         "default": option.default,

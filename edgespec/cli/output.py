@@ -18,13 +18,15 @@ from edgespec.files import replace_file
 
 
 def print_result(facts: object, lines: Iterable[str], *, as_json: bool) -> None:
-    """Print `facts` as JSON if that is wanted, else `lines`, which are not made before."""
+    """Print `facts` as JSON if that is wanted, else `lines`, which are read only then."""
     for line in [json.dumps(facts, ensure_ascii=False)] if as_json else lines:
         click.echo(line)
 
 
 def format_table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozenset()) -> Iterator[str]:
-    """The rows in aligned columns, those of `right` to the right; on a terminal the last column ends at its width."""
+    """The rows in aligned columns; those with an index in `right` are aligned to the right. On a terminal, lines are
+    cut at its width.
+    """
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     room = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
     for row in rows:
@@ -39,7 +41,7 @@ def format_table(rows: Sequence[Sequence[str]], right: frozenset[int] = frozense
 def format_groups(
     rows: Sequence[Sequence[str]], groups: Sequence[str], titles: Mapping[str, str], right: frozenset[int]
 ) -> Iterator[str]:
-    """`format_table` with a title above the first row of each group; `groups` are those of the rows."""
+    """`format_table` with a title above the first row of each group. `groups` has the group of each row."""
     shown = groups[0]
     for line, group in zip(format_table(rows, right), groups, strict=True):
         if group != shown:

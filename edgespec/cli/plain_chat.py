@@ -60,7 +60,7 @@ class PlainChat:
         self._sampling = sampling
         self._is_interactive = is_interactive
         self._metrics: Metrics | None = None  # of the last answer
-        self._is_nearly_full = False  # as it was told
+        self._is_nearly_full = False  # the context, when the user was last told
         self._is_leaving = False
         self._attached = ""  # to the next message
         self._draft_line = ""  # what the next prompt begins with

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edgespec.models.registry import Task
 
 
-TASKS = ("chat", "code", "reasoning")  # those of registry.schema.Task, whose module takes long to import
+TASKS = ("chat", "code", "reasoning")  # those of models.registry.Task, whose module takes long to import
 
 
 @click.command("recommend")

@@ -130,7 +130,7 @@ def _is_typed() -> bool:
 
 
 def _advise(info: ModelInfo, text: str) -> list[str]:
-    """What is said to a question that the model answers with code; for other models nothing."""
+    """A notice for a question in prose to the embedded model, which completes code; nothing for other models."""
     from edgespec.chat.code import may_be_code
     from edgespec.models.registry import EMBEDDED_ALIAS
 
@@ -172,7 +172,9 @@ def _answer(
     raw: bool,
     quiet: bool,
 ) -> tuple[ModelInfo, Answer]:
-    """Open the model, of an earlier conversation its own, and answer; the text is shown unless `quiet`."""
+    """Open the model and answer; the text is shown unless `quiet`. In an earlier conversation its own model answers,
+    unless the user names one.
+    """
     from edgespec.answers.summary import sum_metrics
     from edgespec.api.options import resolve_sampling
     from edgespec.chat.own_model import OwnModel

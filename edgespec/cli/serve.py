@@ -266,7 +266,7 @@ def serve_command(models: tuple[str, ...], log_level: str, **options: Any) -> in
 
 
 def _run(app: Callable[..., Any], listening: _Listening, announce: Callable[[], None], log_level: str) -> int:
-    """Serve an ASGI application until Ctrl-C. `announce` is called once a signal ends it in order."""
+    """Serve an ASGI application until Ctrl-C. `announce` is called as soon as signals end the server in order."""
     import asyncio
     import logging
 

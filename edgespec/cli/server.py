@@ -178,7 +178,7 @@ def find_base(url: str) -> str:
 
 
 def _read_answer(content: bytes) -> tuple[dict[str, Any], str]:
-    """(the JSON object that a server has sent, empty if it is none; what it says of an error)"""
+    """Returns (the JSON object that a server has sent, empty if it is none; its error message, "" without one)."""
     try:
         answer = json.loads(content)
     except (ValueError, RecursionError):

@@ -101,7 +101,7 @@ def _has_terminal() -> bool:
 
 
 def _open_output() -> int | None:
-    """A file without a name; None if there is no place for it."""
+    """A descriptor of a temporary file that has no name any more; None if no folder takes one."""
     for folder in (os.environ.get("TMPDIR", "/tmp"), "/tmp"):
         path = os.path.join(folder, f"edgespec-{os.getpid()}-{time_ns()}")
         try:

@@ -33,7 +33,9 @@ class TerminalReporter:
         self.draw(f"loading {name}", round(fraction * 1000), 1000)
 
     def draw(self, name: str, done: int, total: int, detail: str | None = None) -> None:
-        """Show the bar of this name in place of another one, with `detail` after it; it ends with `total`."""
+        """Show the bar of this name in place of another one, with `detail` after it. It ends when `done` reaches
+        `total`.
+        """
         if sys.stderr is None or not sys.stderr.isatty():
             return
         if name != self._bar_name or (self._bar is None and done < total):

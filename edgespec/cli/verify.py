@@ -77,7 +77,9 @@ def verify_command(
 
 
 def run_cases(local: LocalEngine, cases: list[Case], arms: list[Arm], max_tokens: int) -> tuple[list[Outcome], bool]:
-    """Verify in the engine of `local`: the outcomes, and whether they are all, since Ctrl-C keeps those so far."""
+    """Verify with the engine of `local`. Returns the outcomes, and whether they are complete: Ctrl-C keeps those so
+    far.
+    """
     from edgespec.bench.runner import Skipped
     from edgespec.bench.verify import verify
     from edgespec.client.client import require_model
