@@ -111,7 +111,8 @@ def require_positions(matrices: Mapping[str, Matrix]) -> None:
 
 
 def compare(before: Mapping[str, Matrix], after: Mapping[str, Matrix]) -> Gain:
-    """The gain of the second over the first in expected tokens, both by conversation, of the same positions and depth.
+    """The gain of `after` over `before` in expected tokens of a round. Both have the Matrix of each conversation, for
+    the same positions and depth.
 
     The interval is a paired bootstrap over conversations, because the positions of one resemble each other. Raises
     InvalidRequest if no conversation has a position.

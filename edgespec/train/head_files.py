@@ -53,10 +53,10 @@ def choose_vocabulary(texts: Iterable[Ints], vocab_size: int) -> Ints:
 def write_new_head(target: Model, source: Path, vocabulary: Ints, to: Path) -> None:
     """Write an EAGLE-3 head (Li et al. 2025, arXiv:2503.01840) for the target at `source`, as its runtime reads it.
 
-    Its layer begins with the weights of the target's last one, but norms of queries and keys and biases; its residual
-    stream with the highest of the three states that it reads. The weights for the embedding and the other states are
-    drawn, and small. Its output matrix [W, size] has the target's rows of `vocabulary` [W]. `check_target` has let the
-    target pass. Raises InvalidModelFile, CacheError, BackendError.
+    Its layer begins with the weights of the target's last layer, except for biases and the norms of queries and keys.
+    Its residual stream begins with the highest of the three states that it reads. The weights for the embedding and the
+    other states are drawn, and small. Its output matrix [W, size] has the target's rows of `vocabulary` [W].
+    `check_target` has let the target pass. Raises InvalidModelFile, CacheError, BackendError.
     """
     config, layers = read_config(source), _choose_layers(target.layer_count)
     with map_errors(), report_unwritable(to):
@@ -72,7 +72,9 @@ def write_new_head(target: Model, source: Path, vocabulary: Ints, to: Path) -> N
 
 
 def _choose_layers(count: int) -> tuple[int, ...]:
-    """Those whose inputs a new head reads: EAGLE-3's, within a small target."""
+    """The layers whose inputs a new head reads: EAGLE-3's (2, the middle and the third from the end), moved into the
+    range of a small target.
+    """
     return tuple(sorted(min(max(0, layer), count - 1) for layer in (2, count // 2, count - 3)))
 
 
@@ -151,7 +153,7 @@ def _read_gguf_layer(source: Path, config: Mapping[str, Any], vocabulary: Ints) 
 
 
 def _make_head(own: Mapping[str, Any], size: int) -> dict[str, Any]:
-    """Arrays by neutral names."""
+    """The arrays of a new head with hidden states of `size` numbers, by neutral names; see PARTS."""
     rng = np.random.default_rng(0)
 
     def draw(*shape: int) -> Any:

@@ -247,8 +247,8 @@ def find_known(
 def measure_heads(network: HeadNetwork, texts: Parts, depth: int, n: int) -> dict[str, Matrix]:
     """The Matrix of each conversation of the first `n` texts, for drafts of `depth` tokens.
 
-    An entry says whether the head's best token is the text's after so many tokens of its own that were: passes over a
-    text give what drafts at all its positions would. Raises Cancelled, BackendError.
+    An entry says whether the head's best token at that depth is the text's, if all drafted tokens before it were.
+    Passes over a text give this for all of its positions at once. Raises Cancelled, BackendError.
     """
     head, found = network.build(), dict[str, list[Matrix]]()
     for index, window in enumerate(texts.windows):

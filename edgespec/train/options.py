@@ -97,7 +97,7 @@ class Throttle:
 
     allowance  the time of the whole run
     must_wait  whether something more urgent runs on the machine
-    must_stop  whether its power is too dear; give `lambda: False` to train on battery too
+    must_stop  whether to save power, as on battery; give `lambda: False` to train on battery too
     """
 
     allowance: Allowance = field(default_factory=Allowance)

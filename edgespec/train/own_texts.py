@@ -180,7 +180,9 @@ def _write(engine: Engine, request: Request) -> Generator[Yield, None, tuple[str
 
 
 def cut_loop(tokens: Sequence[int]) -> Sequence[int]:
-    """`tokens` up to where they begin to repeat themselves: of a loop every draft predicts all, and learns nothing."""
+    """`tokens` up to where they begin to repeat themselves: any draft predicts all of a loop, and learns nothing from
+    it.
+    """
     seen: set[tuple[int, ...]] = set()
     repeated = 0
     for end in range(_GRAM, len(tokens) + 1):

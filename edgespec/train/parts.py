@@ -100,8 +100,8 @@ class Parts:
     ) -> None:
         """Read the first windows, as many as fit; `report` gets the numbers of tokens read and in all.
 
-        After `limit_s` seconds of `clock`, and 10,000 tokens at least, windows from the first one on that is not kept
-        are left out. Raises Cancelled, BackendError, InvalidRequest.
+        After `limit_s` seconds of `clock`, and 10,000 tokens at least, the first window that is not in a file is left
+        out, and so are all after it. Raises Cancelled, BackendError, InvalidRequest.
         """
         began_s = clock()
         ends = np.cumsum([window.stop - window.start for window in self.windows]).tolist()

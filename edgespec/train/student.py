@@ -79,7 +79,7 @@ class Student(ABC):
 
     @property
     def vocab_size(self) -> int:
-        """V"""
+        """V, the number of tokens that it scores."""
         return int(self.network.args.vocab_size)
 
     def save(self, path: Path) -> None:

@@ -45,7 +45,7 @@ class Teacher:
     """A target that reads texts. The session is its own; the caller closes it."""
 
     def __init__(self, session: Session, vocab_size: int | None = None, layers: tuple[int, ...] | None = None) -> None:
-        """`vocab_size`: the draft's; ids from there on are left to the other tokens of a row.
+        """`vocab_size` is the draft's. A Part lists no ids from there on: they count with the other tokens of a row.
 
         `layers` of the target are those whose hidden states a network reads; the session then holds no tokens. Raises
         Unsupported if the target has no such states.

@@ -107,7 +107,7 @@ def count_tokens(texts: Iterable[TrainingText]) -> int:
 
 
 def _take(sources: Sequence[str], sizes: Mapping[str, int], n_tokens: int, at_least: int = 0) -> list[str]:
-    """The first sources that have `n_tokens` together, but `at_least` so many."""
+    """The first sources that have `n_tokens` together, and at least `at_least` of them."""
     taken: list[str] = []
     total = 0
     for source in sources:
