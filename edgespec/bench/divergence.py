@@ -12,8 +12,8 @@ from edgespec.core.arrays import Logits
 from edgespec.core.decoding import read_prompt
 from edgespec.core.protocols import Capabilities, Draft, Session
 
-# Tokens before the position that are decoded in steps, when those before them are read as a prompt; and tokens of a
-# step: the root, and as many accepted ones as follow. The first way is a forward of one row.
+# Ways to decode the text before the position: how many of its last tokens are decoded in steps, while the others are
+# read as a prompt, and how many tokens a step has: a root and accepted ones. The first way is a forward of one row.
 _WAYS = ((0, 1), (24, 1), (24, 4))
 
 

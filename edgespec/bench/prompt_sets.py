@@ -127,7 +127,7 @@ class _Line(BaseModel):
 
 
 def _parse_line(line: str, number: int) -> BenchPrompt:
-    """Raises ValueError."""
+    """The prompt of a line, whose `number` is its id if it states none. Raises ValueError."""
     record = _Line.model_validate_json(line)
     if bool(record.prompt) == bool(record.turns):
         raise ValueError
