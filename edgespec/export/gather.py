@@ -31,7 +31,7 @@ _PREFERENCE = (
 def gather(
     request: LoadConfig, registry: Registry, hub: Hub, target_id: str | None, draft_id: str | None
 ) -> ExportPlan:
-    """What to export; the ids are what the user says of the original weights.
+    """What to export. `target_id` and `draft_id` name the original weights, if the user has named them.
 
     An alias whose files are not on this machine is taken from the registry, without the network.
 

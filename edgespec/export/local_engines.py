@@ -68,8 +68,9 @@ def mlx_options(plan: ExportPlan, draft: Draft, length: int) -> list[str]:
 
 
 def write_modelfile(plan: ExportPlan, draft: Draft | None, length: int) -> dict[str, str]:
-    """Ollama runs a file named by DRAFT as an MTP layer, or as a DFlash head if that is its architecture. An
-    ordinary draft model or an EAGLE-3 head would be taken for the former, so neither is exported.
+    """The Modelfile, by its file name. Ollama runs a file named by DRAFT as an MTP layer, or as a DFlash head if that
+    is its architecture. An ordinary draft model or an EAGLE-3 head would be taken for the former, so neither is
+    exported.
 
     Raises InvalidRequest for paths that no Modelfile holds.
     """

@@ -33,7 +33,7 @@ class Weights:
         return self.original is not None and self.original.startswith("/")
 
     def require_original(self) -> str:
-        """`original`, if an engine that loads it has been checked to know it."""
+        """`original`, which is known: the export has checked that for engines that load it."""
         assert self.original is not None
         return self.original
 

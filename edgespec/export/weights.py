@@ -28,8 +28,8 @@ def describe_weights(
 ) -> Weights:
     """The model that `reference` names, which lies at `path` if it is on this machine.
 
-    `given` is what the user says of its original weights. Of a head and a PARD model the base model is another model.
-    Raises InvalidRequest for a `given` that is neither a repository nor a folder.
+    `given` is what the user says of its original weights. The base model that the file of a head or PARD model names is
+    another model, and not its original. Raises InvalidRequest for a `given` that is neither a repository nor a folder.
     """
     if path is None and isinstance(reference, LocalPath):
         path = reference.path
