@@ -188,8 +188,8 @@ class Cancelled(Exception):
 
 
 STOPS = (Cancelled, KeyboardInterrupt, GeneratorExit)
-"""What ends other people's code without being its fault. All else that it raises is: SystemExit, and panics of Rust,
-which are no Exceptions either.
+"""What may end other people's code, such as a drafter of a package, without being its fault. All else that it raises is
+its fault: SystemExit too, and panics of Rust, which are no Exceptions either.
 """
 
 

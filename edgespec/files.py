@@ -96,8 +96,8 @@ def parse_toml(data: bytes) -> dict[str, Any]:
 
 @contextmanager
 def lock_file(path: Path, *, wait: bool, shared: bool = False) -> Iterator[None]:
-    """Hold the lock of a file, which is created if missing; the system ends that of a process that dies. A `shared` one
-    may have several holders.
+    """Hold the lock of a file, which is created if missing. The system releases the lock of a process that dies. A
+    `shared` lock may have several holders.
 
     Raises BlockingIOError if another process holds it and this one shall not wait, OSError.
     """

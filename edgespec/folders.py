@@ -10,7 +10,7 @@ MEMORY, ADAPTED = "memory", "adapted"
 
 
 def cache_folder() -> Path:
-    """The folder of what can be found again: EDGESPEC_CACHE_DIR, or the platform's cache folder."""
+    """The folder of what can be measured or built again: EDGESPEC_CACHE_DIR, or the platform's cache folder."""
     import platformdirs
 
     configured = os.environ.get("EDGESPEC_CACHE_DIR")
