@@ -81,9 +81,9 @@ class Fit:
 
     @property
     def needed_here(self) -> int:
-        """Bytes that this machine takes: the drafts, and the target or its share of it."""
+        """Bytes that this machine takes: the drafts, the cache for trees, and the target or its share of it."""
         share = 1.0 if self.own is None else self.own[1]
-        return int(share * self.target.total) + (self.draft.total if self.draft else 0)
+        return self.needed - self.target.total + int(share * self.target.total)
 
     @property
     def own_headroom(self) -> int:

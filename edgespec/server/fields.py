@@ -120,8 +120,8 @@ class SamplingBody(Body):
     def _take_synonyms(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        no_limits = (None, -1, -2)  # llama.cpp's
-        found = {field: given[name] for name, field in cls.synonyms.items() if given.get(name) not in no_limits}
+        known = {field: value for name, field in cls.synonyms.items() if (value := given.get(name)) is not None}
+        found = {field: -1 if value == -2 else value for field, value in known.items()}  # both are without a limit
         rest = {name: value for name, value in given.items() if name not in cls.synonyms and value is not None}
         return {**given, **found, **rest} if found else given
 

@@ -248,6 +248,10 @@ def test_fields_by_their_names_in_llama_cpps_server(pair: Server) -> None:
     body = {"model": "embedded", "messages": USER, "temperature": 0}
     made = pair.post(CHAT, json={**body, "max_tokens": None, "n_predict": 7}).json()
     assert made["usage"]["completion_tokens"] == 7
+    for no_limit in ({"n_predict": -1}, {"n_predict": -2}, {"max_tokens": -1}):
+        endless = {"model": "embedded", "prompt": "x = 1\n", "temperature": 0, "logit_bias": {"0": -100}, **no_limit}
+        usage = pair.post("/v1/completions", json=endless).json()["usage"]
+        assert usage["completion_tokens"] > 16, "which is the default of this interface"
     by_either = [pair.post(CHAT, json={**body, "max_tokens": 24, name: 1.9}).json()["choices"][0]["message"]["content"]
                  for name in ("repeat_penalty", "repetition_penalty")]  # fmt: skip
     plain = pair.post(CHAT, json={**body, "max_tokens": 24}).json()["choices"][0]["message"]["content"]
