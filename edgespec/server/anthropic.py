@@ -56,7 +56,7 @@ class ContentBlock(ContentPart):
     content: str | Parts | None = None
 
 
-_SILENT = ("tool_use", "thinking", "redacted_thinking")  # supported, but without text of a message
+_WITHOUT_TEXT = ("tool_use", "thinking", "redacted_thinking")  # supported
 
 
 class AnthropicMessage(Body):
@@ -92,7 +92,7 @@ class AnthropicMessage(Body):
         for block in self.content:
             if block.type == "tool_result":
                 yield Said("tool", block.content)
-            elif block.type in _SILENT:
+            elif block.type in _WITHOUT_TEXT:
                 yield Said(self.role, None)
             else:
                 yield Said(self.role, [block])

@@ -34,7 +34,7 @@ from edgespec.server.metrics import ServerMetrics
 from edgespec.server.record import request_context
 from edgespec.server.remote import RemoteSlot
 from edgespec.server.remote_client import RemoteModel
-from edgespec.server.slots import Answer, ModelSlot
+from edgespec.server.slots import GenerateAnswer, ModelSlot
 
 _IDLE_CHECK_S = 1.0
 _POLL_S = 0.1
@@ -271,7 +271,7 @@ async def _format(
 
 
 async def generate_parts(
-    models: Models, slot: AnySlot, answers: Sequence[Answer], copies: int
+    models: Models, slot: AnySlot, answers: Sequence[GenerateAnswer], copies: int
 ) -> AsyncGenerator[tuple[int, list[Part]], None]:
     """Yield the parts of all answers in batches: the index of an answer, and its next parts. Each of `answers` is
     generated `copies` times; the index is its number * copies + the number of the copy. The parts of one answer come in

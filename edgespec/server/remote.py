@@ -29,7 +29,7 @@ from edgespec.server.metrics import ServerMetrics
 from edgespec.server.openai import ChatRequest, CompletionRequest
 from edgespec.server.record import request_context
 from edgespec.server.remote_client import RemoteClient, RemoteFailure, RemoteModel, Unreachable
-from edgespec.server.slots import Answer, Slot
+from edgespec.server.slots import GenerateAnswer, Slot
 from edgespec.text.chat_template import Message
 from edgespec.text.tool_calls import CallDelta, CallStart
 
@@ -41,19 +41,19 @@ EDGESPEC, LLAMA_SERVER, VLLM, SGLANG = "edgespec", "llamacpp", "vllm", "sglang"
 
 _CONTINUE = (EDGESPEC, VLLM, SGLANG)  # a given start of an answer if fields ask for it; llama-server needs none
 _OPENAI = ("openai", "openai-internal", "system")
-_KNOWN = {  # fields that other servers refuse -> those that have them
+_SUPPORTED_BY = {  # fields that other servers refuse -> those that have them
     "draft_max": (EDGESPEC,),
     "memory": (EDGESPEC,),
     "reasoning_budget_tokens": (EDGESPEC, LLAMA_SERVER, VLLM),
     "repetition_detection": (EDGESPEC, VLLM),
     "chat_template_kwargs": (EDGESPEC, LLAMA_SERVER, VLLM, SGLANG),
 }
-_OWN = ("draft_max", "memory", "repetition_detection")
-_NAMES = {  # of fields that a server calls otherwise
+_EXTENSIONS = ("draft_max", "memory", "repetition_detection")
+_RENAMED = {  # of fields that a server calls otherwise
     (LLAMA_SERVER, "repetition_penalty"): "repeat_penalty",
     (VLLM, "reasoning_budget_tokens"): "thinking_token_budget",
 }
-_HERE = ("keep_alive", "ttl", "n", "stream", "stream_options")  # what this server does itself
+_NOT_PASSED_ON = ("keep_alive", "ttl", "n", "stream", "stream_options")  # what this server does itself
 _LIMITS = ("max_tokens", "max_completion_tokens")
 
 
@@ -91,11 +91,11 @@ def make_calls(body: Any, raw: bytes, owner: str, *, remembers: bool) -> list[Re
         require_text(body.said(), request_context().caller.owner)
         (spec,) = body.generation_specs()
         return [translate(spec, owner, remembers=remembers)]
-    given = {name: value for name, value in json.loads(raw).items() if name not in _HERE}
+    given = {name: value for name, value in json.loads(raw).items() if name not in _NOT_PASSED_ON}
     numbers = body.model_dump(include={"seed", *_LIMITS} & given.keys())  # a client may write them as text
     given |= {name: None if number == NO_LIMIT else number for name, number in numbers.items()}
     given |= {"memory": False} if owner == EDGESPEC and not remembers else {}
-    fields, warnings = _fit(given, owner, _OWN)
+    fields, warnings = _fit(given, owner, _EXTENSIONS)
     if isinstance(body, ChatRequest):
         return [RemoteCall(CHAT, fields, warnings)]
     if body.echo and (body.logprobs is not None or not all(isinstance(each, str) for each in body.prompts())):
@@ -132,7 +132,7 @@ def translate(spec: GenerationSpec, owner: str, *, remembers: bool) -> RemoteCal
         fields |= {"prompt": spec.prompt.before, "suffix": spec.prompt.after}
     else:
         fields |= {"prompt": spec.prompt}
-    kept, warnings = _fit(fields, owner, _KNOWN)
+    kept, warnings = _fit(fields, owner, _SUPPORTED_BY)
     return RemoteCall(CHAT if "messages" in kept else TEXT, kept, (*spec.warnings, *warnings))
 
 
@@ -141,8 +141,8 @@ def _fit(fields: Mapping[str, Any], owner: str, names: Iterable[str]) -> tuple[d
     left out, in sentences.
     """
     given = {name: value for name, value in fields.items() if value is not None}
-    lost = [name for name in names if name in given and owner not in _KNOWN[name]]
-    kept = {_NAMES.get((owner, name), name): value for name, value in given.items() if name not in lost}
+    lost = [name for name in names if name in given and owner not in _SUPPORTED_BY[name]]
+    kept = {_RENAMED.get((owner, name), name): value for name, value in given.items() if name not in lost}
     return kept, tuple(f"{name} is ignored: the other server does not know it." for name in lost)
 
 
@@ -357,7 +357,7 @@ class RemoteSlot(Slot):
     async def close(self) -> None:
         await self._client.close()
 
-    async def answers(self, body: Any, raw: bytes, *, remembers: bool) -> list[Answer]:
+    async def answers(self, body: Any, raw: bytes, *, remembers: bool) -> list[GenerateAnswer]:
         """The answers to a request; see `make_calls`. Raises InvalidRequest."""
         await self._has_looked.wait()  # which tells the owner
         calls = make_calls(body, raw, self.owner, remembers=remembers and self._policy.remembers)

@@ -81,7 +81,7 @@ class FairLimiter:
             self._queue.popleft()
 
 
-Answer = Callable[[ModelInfo | None, int], AsyncGenerator[list[Part], None]]
+GenerateAnswer = Callable[[ModelInfo | None, int], AsyncGenerator[list[Part], None]]
 """One answer within a turn: its parts, in batches. It gets the loaded model, None for one of another server, and the
 number among the answers to a prompt.
 """
