@@ -43,10 +43,10 @@ class DraftTree:
         return len(self.tokens)
 
     def add(self, parent: int, token: int, source: str, confidence: float, q: Probs | None = None) -> int:
-        """The node of `token` below `parent`, new or found, with the vote of `source`.
+        """Vote for `token` below `parent` in the name of `source`; returns its node, which is added if it is new.
 
-        A drafter keeps the higher of two confidences in one node. Raises ValueError for a parent that does not exist, a
-        confidence that is no finite number, and another source than `voter`.
+        If a drafter votes twice for a node, the higher confidence counts. Raises ValueError for a parent that does not
+        exist, a confidence that is no finite number, and a source other than `voter`.
         """
         if not -1 <= parent < len(self.tokens):
             raise ValueError(f"it proposed token {token} below node {parent}, which does not exist")
@@ -103,7 +103,7 @@ class DraftTree:
             wait(-path, self.add(parent, token, source, probability), depth, below)
 
     def take_changed(self) -> int:
-        """The first node with a vote or a sibling that changed since the last call; the number of nodes without one."""
+        """The first node whose votes or siblings may have changed since the last call; `len(self)` if there is none."""
         first, self._first_changed = self._first_changed, len(self.tokens)
         return first
 
@@ -135,7 +135,10 @@ class DraftTree:
         return found[::-1]
 
     def deepest(self, source: str) -> int:
-        """The deepest node that `source` has proposed, of several that with the most confident path; -1 without one."""
+        """The deepest node that `source` has proposed; among equally deep ones, the end of its most confident path.
+
+        -1 if it has proposed none.
+        """
         nodes = [node for node, votes in enumerate(self.votes) if source in votes]
         most = max((self.depths[node] for node in nodes), default=0)
         deepest = [node for node in nodes if self.depths[node] == most]
@@ -166,7 +169,7 @@ class DraftTree:
     def drawn(self) -> Draft:
         """The whole tree as a drawn draft with q [n, V]. Raises ValueError if a token was not drawn.
 
-        All of it: dropping a token because of its value would change the output distribution.
+        No node is left out, since dropping a token because of its value would change the output distribution.
         """
         q = [each for each in self.q if each is not None]
         if len(q) != len(self):

@@ -25,7 +25,7 @@ Confidence = Literal["probability", "length"]
 """What a drafter's confidence in a token is: a probability, or a number of matching tokens."""
 
 TREE_WIDTH, MAX_TREE = 8, 63  # nodes that a drafter which grows trees continues at most: in a unit, and in all
-MATCH_GROWTH = 0.5  # tokens by which each token of a draft extends the match before it: less is known of it
+MATCH_GROWTH = 0.5  # by which each drafted token lengthens the match of the next one; a token of the text counts as 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,10 @@ class TokenDraw(Protocol):
         """(token after `prefix`, the distribution [V] it was drawn from). Raises BackendError for NaN logits."""
 
     def draw_siblings(self, logits: Logits, prefix: Sequence[int], n: int) -> list[tuple[int, Probs]]:
-        """Up to `n` different tokens after `prefix`, drawn without replacement: the distribution [V] of each is that of
-        a token behind the ones before it. Raises BackendError for NaN logits.
+        """Up to `n` different tokens after `prefix`, drawn without replacement.
+
+        Each comes with the distribution [V] that it was drawn from, in which the tokens before it have probability 0.
+        Raises BackendError for NaN logits.
         """
 
 
@@ -96,16 +98,16 @@ class Drafter(Protocol):
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         """Add nodes that continue `text`, whose last token is the root.
 
-        Each next() is one unit of work with a price of its own: a forward, a block, a lookup. Stopping is free at any
-        time, and so is a node limit that others have used up. `limit.read` limits the tokens of the text that are read
-        first.
+        Each next() is one unit of work with a price of its own: a forward, a block, a lookup. The caller may stop after
+        any unit. `limit.nodes` counts the drafter's own nodes: those that others have added do not use it up.
+        `limit.read` limits the tokens of the text that are read first.
         """
         ...
 
     def draft_async(self, text: Sequence[int], limit: Budget) -> Draft | None:
         """A chain of `limit.depth` best tokens that the device may still compute, as a Draft of the target's backend.
 
-        The host waits for nothing. None if the drafter cannot, or not now; then `expand` is the way.
+        The host waits for nothing. None if the drafter cannot make one, or not now; the caller then uses `expand`.
         """
         return None
 
@@ -113,9 +115,10 @@ class Drafter(Protocol):
         """Learn from a round.
 
         A free drafter returns what it would have said about each emitted token, so that its acceptance is known before
-        its proposals are used. Others return nothing: their acceptance is learned from what they have proposed. Free
-        drafters hear of rounds in which nothing was decided together with a later one, as of one round without a draft
-        that emitted all their tokens; of the last ones of an answer they may not hear.
+        its proposals are used. Others return nothing: their acceptance is learned from what they have proposed.
+
+        Rounds in which the controller decided nothing are reported to free drafters with the next one in which it did:
+        as a single round without a draft that emitted the tokens of all. The last ones of an answer may go unreported.
         """
         return ()
 
@@ -149,26 +152,26 @@ class DraftSession(Protocol):
         """Tokens of `text` that are not in the cache. Drops the drafted tokens that are not in `text`."""
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
-        """[V] after `text`. If more than `window` tokens are unread, only the last ones are read.
+        """The logits [V] after `text`. If more than `window` tokens are unread, only the last ones are read.
 
         Drops drafted tokens as `pending_tokens` does. None if a token is not in the draft's vocabulary. Raises
         Cancelled, BackendError.
         """
 
     def step(self, token: int) -> Logits | None:
-        """[V] after one more provisional token, below the last one; None at the end of the context."""
+        """The logits [V] after one more provisional token, below the last one; None at the end of the context."""
 
     def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
-        """A row [V] after each of `tokens`, which are added to the tree of provisional tokens.
+        """The logits [V] after each of `tokens`, which are added to the tree of provisional tokens.
 
-        `parents` are those that `step` and `branch` have added since `read`, numbered in that order; -1 is the text.
-        None if the tree has no room.
+        `parents` are numbers of tokens that `step` and `branch` have added since `read`, in that order from 0; -1 is
+        the last token of the text. None if the tree has no room.
         """
 
     def rollout(self, text: Sequence[int], window: int, n: int) -> tuple[Draft, Scores] | None:
-        """A chain of `n` best tokens after `text`, and the scores [n, V] that they were chosen from; None as `read`.
+        """A chain of `n` best tokens after `text`, and the scores [n, V] that they were chosen from.
 
-        It returns before the device has computed them.
+        It returns before the device has computed them. `window` and a result of None mean what they do in `read`.
         """
 
     def close(self) -> None: ...
@@ -189,6 +192,9 @@ class BlockSession(Protocol):
         """Tokens of `text` that are not in the cache. Drops the drafted tokens that are not in `text`."""
 
     def block(self, text: Sequence[int], window: int, n: int) -> list[Logits] | None:
-        """Up to `n` rows [V], one for each position after `text`; `window` and None as in `read`."""
+        """Up to `n` rows of logits [V], one for each position after `text`.
+
+        `window` and a result of None mean what they do in `DraftSession.read`.
+        """
 
     def close(self) -> None: ...

@@ -17,7 +17,7 @@ from edgespec.core.scores import Scores
 from edgespec.core.truncate import highest, top_k
 from edgespec.core.weights import sum_blocks
 
-_MAX_ROWS = 32  # of a forward that scores a text
+_MAX_ROWS = 32  # rows of a forward that scores a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class TokenScore:
 class LogprobRecorder:
     """A Verifier that wraps another and records log probabilities.
 
-    last  those of the tokens of the last verdict, which may be cut when it is emitted
+    last  those of the tokens of the last verdict; if the text ends within the verdict, fewer of them are emitted
     """
 
     def __init__(self, verifier: Verifier, n_top: int) -> None:

@@ -31,7 +31,7 @@ TokenSink = Callable[[int, str], bool]
 """Takes an emitted token and the drafter that proposed it ('' for the target's own); returns whether the text ends."""
 
 RowCost = Callable[[int], float | None]
-"""Callable(n_drafted): plain steps that take as long as a forward with a draft; None if that is unknown."""
+"""Takes a number of draft nodes; returns how many plain steps take as long as a forward with them, None if unknown."""
 
 
 def speculate(
@@ -50,7 +50,7 @@ def speculate(
 
     Generation ends with a token of `stop`, with a token for which `emit` returns True, after `max_tokens` tokens, or at
     the end of the context. The emitted tokens follow the distribution that `verifier` samples from, whatever is
-    drafted. Without max_tokens, the prompt is read and no Step follows. Needs len(prompt) >= 1. Raises Cancelled
+    drafted. If max_tokens is 0, the prompt is read and no Step follows. Needs len(prompt) >= 1. Raises Cancelled
     between steps and from the session.
     """
     scores = yield from session.prefill(prompt)
@@ -101,7 +101,7 @@ def _round(
     verdict = verifier.verify(draft, scores, text.tokens)
     kept = text.extend(draft, verdict, decision.drafter)
     clock.lap("sample")
-    waited_s = scores.waited_s  # without the reads of drafters, which are drafting
+    waited_s = scores.waited_s  # taken before drafters read the scores, which counts as drafting
     peer_wait_s = scores.peer_wait_s
     accepted = verdict.path[: kept.n_accepted]
     controller.observe(Round(text.tokens, kept.tokens, draft, accepted, kept.n_tested, scores))
@@ -121,7 +121,7 @@ class StepClock:
         self.now_s = perf_counter()
 
     def start(self) -> None:
-        """A part begins. The time since the last lap was others': their generations ran, or a reader of events."""
+        """A part begins. The time since the last lap counts for none: other generations or a reader of events ran."""
         self.now_s = perf_counter()
 
     def lap(self, part: str) -> None:
@@ -147,7 +147,11 @@ class StepClock:
         waited_s: float,
         peer_wait_s: float,
     ) -> Step:
-        """The step whose parts have ended. Waiting for the scores, in sampling or in a peer's, is verification."""
+        """The step whose parts have ended.
+
+        `waited_s`, part of its sampling, and `peer_wait_s`, part of a peer's, were spent waiting for the scores. Both
+        count as verification.
+        """
         seconds = self.take()
         return Step(
             index,
@@ -202,6 +206,6 @@ class EmittedText:
         tokens = tuple(self.tokens[start:])
         if len(tokens) <= n_path:  # cut within the path: nothing is known of the tokens behind
             return Kept(tokens, len(tokens), len(tokens))
-        # A token that was drafted and is the last one of a verdict that was cut was no rejection.
+        # A verifier may cut a verdict at an accepted token, which is then its next_token: that is no rejection.
         others = {int(draft.tokens[child]) for child in draft.children(verdict.path[-1] if n_path else -1)}
         return Kept(tokens, n_path, n_path + bool(others and verdict.next_token not in others))

@@ -58,9 +58,9 @@ class Metrics:
 _MIN_COMPARED = 32  # emitted tokens of an answer that is worth comparing with plain decoding
 _RECENT_PLAIN = 5  # plain rounds that a drafted one is compared with
 _MIN_PLAIN = 3  # fewer are not compared with
-_CURVE_WEIGHT = 20  # of the measured curve, in drafted rounds that were compared
-_MAX_ERROR = 1.5  # of the curve; a comparison beyond it tells of a machine that has become slower or faster meanwhile
-_RECENT_STEPS = 16  # that the current speed is averaged over
+_CURVE_WEIGHT = 20  # weight of the measured curve, as a number of drafted rounds that were compared
+_MAX_ERROR = 1.5  # factor by which the curve may be wrong; a comparison beyond it shows that the machine has changed
+_RECENT_STEPS = 16  # steps that the current speed is averaged over
 
 
 class SpeedupEstimate:
@@ -72,7 +72,7 @@ class SpeedupEstimate:
 
         tau * rounds / plain steps * (1 - share of the time in drafting)
 
-    A draft's forward takes no less than a plain step: tau * (1 - share) is the bound.
+    A forward with a draft counts as one plain step at least, so the estimate is at most tau * (1 - share).
     """
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class SpeedupEstimate:
 class Reading:
     """How far a prompt has been read.
 
-    progress  its tokens
+    progress  its tokens that are in the cache, and all
     seconds   since the request
     speed     tokens/s of the last parts; None before two of them were read
     """

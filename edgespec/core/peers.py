@@ -10,7 +10,7 @@ class BatchPeers:
     """Other sessions with rows in the same forward.
 
     sessions    how many of them decode
-    rows        rows submitted by peers for this forward, or those of the previous one
+    rows        their rows in this forward; of a session that has not submitted any yet, those of the previous one
     prefilling  whether others read prompts in it
     """
 
@@ -24,8 +24,8 @@ SOLO = BatchPeers(0, 0, False)
 
 @dataclass(frozen=True, slots=True)
 class Yield:
-    """A forward has been submitted and its scores not been read. A scheduler runs the other generations up to the same
-    point before it continues this one, so that their sessions can compute all forwards as one batch.
+    """A forward has been submitted, and its scores are not read yet. A scheduler runs the other generations up to the
+    same point before it continues this one, so that their sessions can compute all forwards as one batch.
     """
 
 

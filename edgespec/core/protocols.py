@@ -25,7 +25,8 @@ class Draft:
     parents  [n] int32; parents[i] < i, and -1 is the root, so nodes are in topological order
     q        [n, V] the distribution that each token was sampled from, given that its earlier siblings were rejected;
              None for deterministic tokens (n-gram, greedy, top-k), whose siblings are distinct
-    drafters [n] the drafters that proposed each token, joined by '+'; empty if all are the round's
+    drafters [n] the names of the drafters that proposed each token, joined by '+'; if empty, `Decision.drafter` names
+             the drafter of all tokens
     """
 
     tokens: Ints
@@ -72,7 +73,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What became of a round, also of one that a grammar or nobody has drafted.
+    """The result of a round. Rounds whose draft a grammar forced, and rounds without a draft, have one too.
 
     text      prompt and all emitted tokens, those of this round included
     emitted   the tokens of this round
@@ -80,7 +81,7 @@ class Round:
     path      the accepted nodes of the draft, cut where the text ends
     n_tested  depths at which a drafted token was compared: the accepted ones, plus 1 after a rejection
     scores    the target's: row 0 is the root, row i + 1 is draft node i; valid during the call only. None if plain
-              steps are so short that learning from scores would not pay, and for several rounds together
+              steps are so short that learning from scores would not pay, and where several rounds are reported as one
     """
 
     text: Sequence[int]
@@ -106,7 +107,9 @@ class Budget:
 
     @property
     def has_branches(self) -> bool:
-        """Whether several paths may be continued: of those with a probability above 1/2 there is one."""
+        """Whether a drafter may continue several paths. At most one path is more probable than 1/2, so a higher
+        `reach` leaves one.
+        """
         return self.nodes > self.depth and self.reach <= 0.5
 
 
@@ -175,7 +178,10 @@ class Session(Protocol):
         """Make the current position reachable by rewind(); free for caches that can be cut anywhere."""
 
     def rewind(self, position: int) -> int:
-        """Cut the cache to `position` tokens, a recurrent one to the last checkpoint before; returns what is left."""
+        """Cut the cache to `position` tokens; returns the number of tokens that are left.
+
+        A recurrent cache goes back to its last checkpoint at or before `position`.
+        """
 
     def close(self) -> None: ...
 
@@ -198,7 +204,10 @@ class Movable(Protocol):
     """A session that shares forwards with others and then takes chains only, but may take trees while it is alone."""
 
     def settle(self, *, alone: bool) -> None:
-        """Called between rounds: whether no other session is in use. `capabilities` may change. Raises BackendError."""
+        """Called between rounds; `alone` tells whether no other session is in use. `capabilities` may change.
+
+        Raises BackendError.
+        """
 
 
 @runtime_checkable
@@ -210,16 +219,16 @@ class Storable(Protocol):
         """Whether a cache that was restored can go back to any of its tokens; else to its end alone."""
 
     def save_state(self, limit: int) -> memoryview | None:
-        """The cache with its `position` tokens; None if it cannot be kept, or has more than `limit` bytes.
+        """The bytes of the cache of all `position` tokens; None if it cannot be saved, or has more than `limit` bytes.
 
         Raises BackendError.
         """
 
     def restore_state(self, tokens: Sequence[int], state: memoryview) -> bool | None:
-        """Make the cache that of `tokens`, as a session of the same model under the same settings has saved it.
+        """Load the cache of `tokens` from `state`, which a session of the same model and settings has saved.
 
-        `state` is writable. Returns whether it could; if not, the cache is empty. None: not now, and the cache is as it
-        was. Raises BackendError.
+        The memory of `state` is writable. Returns True if the cache was loaded, and False if it could not be: it is
+        empty then. None means that it cannot be loaded now; the cache is as it was. Raises BackendError.
         """
 
 
@@ -235,7 +244,7 @@ class Controller(Protocol):
 
     @property
     def decision(self) -> Decision:
-        """The reason for the last draft."""
+        """What was chosen for the last draft, and why."""
 
     @property
     def expects_plain(self) -> bool:
@@ -312,7 +321,10 @@ class Step:
     plain_steps: float | None = None
 
     def forward_s(self, n_generations: int) -> float:
-        """Seconds of a forward shared by `n_generations`, with the sampling of each, assumed equal."""
+        """Seconds of a forward that `n_generations` share, with their sampling and commits.
+
+        The others are assumed to take as long for sampling and commit as this one.
+        """
         return self.verify_s + (self.sample_s + self.commit_s) * n_generations
 
 

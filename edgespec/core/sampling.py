@@ -21,7 +21,9 @@ from edgespec.options import LARGEST, SAMPLING
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The sampling options; the defaults sample from the model's own distribution. Raises InvalidRequest.
+    """The sampling options; the defaults sample from the model's own distribution.
+
+    Raises InvalidRequest for a value outside of its limits.
 
     temperature        0 is greedy
     top_k              0 keeps all; -1, as in vLLM and llama.cpp, becomes 0
@@ -147,7 +149,10 @@ class Sampler:
         return z
 
     def _penalize(self, z: Logits, recent: Sequence[int]) -> None:
-        """A loop over few tokens is faster here than a dozen calls of NumPy."""
+        """Apply the penalties of the `recent` tokens to `z` [V] in place.
+
+        A loop over few tokens is faster here than a dozen calls of NumPy.
+        """
         params, counts = self.params, dict.fromkeys(recent, 0)
         for token in recent:
             counts[token] += 1
@@ -159,7 +164,7 @@ class Sampler:
         ]
 
     def _list_truncations(self) -> list[Callable[[Logits], Indices]]:
-        """What the parameters ask for, in order: from logits [n] to the indices that stay, ascending."""
+        """The truncations that the parameters ask for, in order. Each maps logits [n] to the ascending indices kept."""
         params = self.params
         wanted: list[tuple[bool, Callable[[Logits], Indices]]] = [
             (params.top_k > 0, lambda z: top_k(z, params.top_k)),

@@ -15,12 +15,12 @@ from edgespec.core.arrays import Indices, Logits, Probs
 from edgespec.core.weights import sum_blocks
 from edgespec.errors import BackendError
 
-_ROWS = 64  # that a vocabulary is folded into, for the maxima of its columns
+_ROWS = 64  # rows that a vocabulary is folded into; the maxima of its columns bound the k-th largest value
 _LOWEST = np.finfo(np.float32).min
-_SLACK = 1e-6  # of the total mass: more than float32 sums and weights are off by
-_LEAST_TOTAL = 1e-13  # of weights that are not scaled: they are precise, and so are those that matter beside them
+_SLACK = 1e-6  # share of the total mass; the errors of float32 sums and weights are below it
+_LEAST_TOTAL = 1e-13  # of exp(z) without subtracting the maximum: the terms that matter are no denormal floats then
 _SAMPLE = 512
-_SAFE_SHARE = 0.75  # of the mass that may be left out, by an estimate from the sample
+_SAFE_SHARE = 0.75  # part of the mass that may be left out; the sample's border leaves out that much, by estimate
 _MANY = 50  # a mask with more than one hit in so many is slow to read
 _FEW = 1024  # entries, which are sorted directly
 _BUCKET_BITS = 18  # low bits of a float32 that are ignored; the rest gives 32 buckets for every power of two
@@ -84,7 +84,10 @@ def nucleus(z: Logits, top_p: float) -> Indices:
 
 
 def typical(z: Logits, typical_p: float) -> Indices:
-    """Locally typical sampling (Meister et al. 2022): the ids nearest to the entropy, `typical_p` mass in all."""
+    """Locally typical sampling (Meister et al. 2022): the ids, ascending, whose surprise is nearest to the entropy.
+
+    They are the fewest of these with `typical_p` mass.
+    """
     x = np.maximum(z - highest(z), _LOWEST)  # 0 * -inf is NaN
     weights = np.exp(x)
     total = float(sum_blocks(weights).sum())
@@ -101,7 +104,7 @@ def min_p(z: Logits, least: float) -> Indices:
 
 
 def _shortest(rank: npt.NDArray[np.int32], weights: Probs, mass: float) -> Indices:
-    """The shortest start of the order by `rank`, then by index, whose weights reach `mass`: ascending; at least one."""
+    """The ascending indices of the first entries by (rank, index), the fewest that have `mass` in all; at least one."""
     if len(rank) <= _FEW:
         return np.sort(_start(np.argsort(rank, kind="stable"), weights, mass))
     bucket = rank >> _BUCKET_BITS
@@ -121,7 +124,10 @@ def _start(order: Indices, weights: Probs, mass: float) -> Indices:
 
 
 def _find_nucleus(weights: Probs, total: float, mass: float) -> tuple[Indices, Probs]:
-    """(ascending ids, weights) of all above some border; these weights sum to at least `mass` of `total`."""
+    """(ascending ids, weights) of all weights from some border on, which sum to at least `mass`.
+
+    The border is cheap to find, and leaves few; `total` is the sum of all weights.
+    """
     spare = max(total - mass - _SLACK * total, 0.0)
     # Fewer than n weights, each below an n-th of what may be left out, are less than that together.
     is_likely = weights >= np.float32(spare / len(weights))

@@ -81,9 +81,9 @@ class TokenRejection(SampleMatching):
     """Speculative sampling for sampled drafts: chains (Leviathan et al. 2023; Chen et al. 2023) and trees (recursive
     rejection: Miao et al. 2024, SpecInfer).
 
-    The q of a sibling sampled without replacement is conditional on the earlier siblings. If p and q differ much,
-    one of these is accepted more often than one of as many independent tokens by k-SEQ (Sun et al. 2023, SpecTr),
-    elsewhere about as often. A draft without q is verified by SampleMatching.
+    The q of a sibling sampled without replacement is conditional on the siblings before it. If p and q differ much, one
+    of n such siblings is accepted more often than k-SEQ (Sun et al. 2023, SpecTr) accepts one of n independent samples,
+    else about as often. A draft without q is verified by SampleMatching.
     """
 
     def verify(self, draft: Draft, scores: Scores, prefix: Sequence[int]) -> Verdict:

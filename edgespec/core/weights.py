@@ -35,10 +35,10 @@ def index_at(weights: Probs, u: float) -> int:
 
 
 def sum_blocks(weights: Probs) -> npt.NDArray[np.float64]:
-    """The sums of 512 weights each, the last of those that are left.
+    """[ceil(n / 512)] the sums of blocks of 512 weights; the last block may be shorter.
 
-    In float64, but within the blocks of more than 16,384 weights in their own type: 512 float32 weights are off by less
-    than 1e-6 of their sum.
+    Up to 16,384 weights are summed in float64. Blocks of more are summed in the type of the weights, which is off by
+    less than 1e-6 of the sum for 512 float32 weights.
     """
     whole = len(weights) // _BLOCK * _BLOCK
     rows, rest = weights[:whole].reshape(-1, _BLOCK), weights[whole:]
