@@ -9,8 +9,8 @@ from edgespec.units import count
 LEAST_REACHED = 0.03  # probability that the next token of a chain is reached
 _KEPT = 0.8  # weight of an answer beside the next one
 _HOPELESS = 0.05  # below it a draft model probably does not belong to the target
-_MANY_ANSWERS, _MANY_TESTED = 20, 200  # from which on a low share is no accident
-_ENOUGH_TESTED = 20  # likewise for a hopeless one
+_MANY_ANSWERS, _MANY_TESTED = 20, 200  # answers and tested tokens from which on a low share is no accident
+_ENOUGH_TESTED = 20  # tested tokens from which on a hopeless share is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class AcceptanceRecord:
         return self.accepted / self.tested if self.tested else 0.0
 
     def is_low(self, pays_from: float) -> bool:
-        """Whether many answers show that fewer tokens are accepted than pay here, or some that hardly any are.
+        """Whether the acceptance rate is too low: below `pays_from` over many answers, or near zero over a few.
 
-        `pays_from`: the lowest acceptance at which a chain is faster than plain decoding.
+        `pays_from`: the lowest acceptance rate at which a chain is faster than plain decoding.
         """
         if self.tested >= _ENOUGH_TESTED and self.share < _HOPELESS:
             return True

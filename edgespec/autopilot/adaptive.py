@@ -1,16 +1,16 @@
 """The adaptive controller: chooses in each round who drafts and how many tokens, from measured costs and acceptance.
 
-A round is worth its expected tokens less the price of its seconds (`controller/round.py`); plain decoding is one of the
+A round is worth its expected tokens less the price of its seconds (`autopilot/round.py`); plain decoding is one of the
 choices. A round takes five steps:
 
 1. Ask the drafters that take no time, such as lookups. They report what they would have said about every emitted token,
    so that their acceptance is known whether or not they drafted.
-2. Choose a drafter that takes time, if one is expected to pay (`controller/gate.py`).
-3. Have it draft while a further unit is expected to pay (`controller/round.py`).
-4. Verify as many of the most probable nodes as are worth most (`controller/round.py`).
-5. Record the cost and the gain of the round (`RoundRecorder`).
+2. Choose a drafter that takes time, if one is expected to pay (`autopilot/gate.py`).
+3. Have it draft while a further unit is expected to pay (`autopilot/round.py`).
+4. Verify as many of the most probable nodes as are worth most (`autopilot/draft_size.py`).
+5. Record the cost and the gain of the round (`autopilot/recorder.py`).
 
-A regret budget (`controller/gate.py`) limits what drafting may lose against plain decoding. If drafts gain less than
+A regret budget (`autopilot/regret.py`) limits what drafting may lose against plain decoding. If drafts gain less than
 decisions take, rounds go by without one. docs/autopilot.md gives the reasons and a worked round.
 """
 
@@ -41,9 +41,10 @@ _MIN_PLAIN_ROUNDS = 3  # recent measurements of plain decoding without which not
 
 
 class DecisionPause:
-    """Skips the decisions of one text if recent drafts gained less than they take, as when nothing was drafted.
+    """Lets rounds of one text pass without a decision if recent drafts gained less than deciding took.
 
-    As many rounds are skipped as keep the loss within a small share of the time. Nothing is drafted in them.
+    That is so where decisions end without a draft. The more is lost to decisions, the more rounds pass, so that the
+    loss stays a small share of the time. Nothing is drafted in them.
 
     n_left  paused rounds that are to come
     """
@@ -55,8 +56,9 @@ class DecisionPause:
         self.n_left = 0
 
     def record(self, step: Step, plain_s: float, gain: float, *, is_free: bool) -> None:
-        """Record a round with a decision that gained so many plain steps; `is_free`: no drafter that takes time was
-        asked.
+        """Record a round with a decision, which gained `gain` plain steps of `plain_s` seconds each.
+
+        `is_free`: no drafter that takes time was asked.
         """
         if is_free and not step.n_drafted:
             self._decision_time.observe(step.draft_s)

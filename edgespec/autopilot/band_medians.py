@@ -41,9 +41,10 @@ class BandMedians:
         return sum(len(self._recent(key, self._band + step)) for step in (-1, 0, 1))
 
     def estimate(self, key: int | str, expected: float) -> float | None:
-        """The median of the present band, given that of the nearest other band with recent measurements.
+        """The median of recent measurements in the nearest band with any, usually the present one; None without any.
 
-        `expected` is the value where nothing is measured. None if nothing is.
+        While that band has few, the median includes an expected value: the estimate of the next nearest band with
+        measurements or, if there is none, `expected`.
         """
         bands = sorted((band for each, band in self._measured if each == key), key=lambda band: abs(band - self._band))
         recent = [values for band in bands if (values := self._recent(key, band))][:2]

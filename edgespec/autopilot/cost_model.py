@@ -18,7 +18,7 @@ class CostModel:
 
     The profile says what each takes there, and measurements correct it, apart for each band of positions: one row in
     seconds, more rows as multiples of it, since those stay valid when the machine slows down. Each correction is the
-    median of recent measurements. In a band without any it is that of the nearest band that has some.
+    median of recent measurements. A band without any takes the correction of the nearest band that has some.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -27,10 +27,10 @@ class CostModel:
         self._curves: dict[int, ContextCurve] = {}  # rows -> what the profile says, computed once
         self._rows_s: dict[int, float] = {}  # by the profile, near the position
         self._units_s: dict[tuple[str, int], float] = {}
-        self._measured = BandMedians()  # over what the profile says; by rows, and by drafter
+        self._measured = BandMedians()  # measured seconds over the profile's; keyed by rows, or by drafter
         self._plain = 1.0  # the correction of one row
         self._multiples: dict[int, float] = {}  # rows -> the correction of its plain steps
-        self._drift = 1.0  # that of rows without recent measurements
+        self._drift = 1.0  # the same for all numbers of rows without recent measurements
         self._drafting: dict[str, float] = {}  # drafter -> the correction of its units
 
     def observe(self, rows: int, position: int, seconds: float) -> None:

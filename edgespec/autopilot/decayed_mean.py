@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 _GUESS_WEIGHT = 4.0  # observations that the initial guess counts for in the mean of earlier texts
-_PRIOR_WEIGHT = 6.0  # observations that earlier texts count for in a new one, and one text at most among them
-_TEXT_DISCOUNT = 0.9  # of earlier texts, at every new one
+_PRIOR_WEIGHT = 6.0  # observations that all earlier texts count for in a new one; also the most that one text adds
+_TEXT_DISCOUNT = 0.9  # factor on the weight of earlier texts, at every new one
 
 
 class DecayedMean:

@@ -18,7 +18,7 @@ Learn = Callable[[Drafter, Sequence[Outcome]], None]
 class DrafterSet:
     """Calls drafters; drops for the rest of the generation those that fail.
 
-    failures  the reasons of those, by name
+    failures  why each of these was dropped, by name
     """
 
     def __init__(self, drafters: Sequence[Drafter], vocab_size: int, draw: TokenDraw | None = None) -> None:
@@ -34,7 +34,7 @@ class DrafterSet:
 
     @property
     def free(self) -> list[Drafter]:
-        """Those that take no time."""
+        """The drafters that take no time."""
         return [each for each in self._drafters if each.is_free]
 
     @property
@@ -51,9 +51,9 @@ class DrafterSet:
                 drafter.begin(text, self._draw)
 
     def observe(self, done: Round, learn: Learn) -> None:
-        """All drafters hear of the round; `learn` gets what they would have said about its tokens.
+        """Report the round to all drafters; `learn` gets what they would have said about its tokens.
 
-        The free ones hear of it together with those before it that only `observe_passed` was told of, as of one round
+        If rounds before it were reported by `observe_passed`, the free drafters get these and the round as a single one
         without a draft.
         """
         passed, self._passed = self._passed, ()
@@ -63,7 +63,7 @@ class DrafterSet:
                 learn(drafter, tuple(drafter.observe(together if drafter.is_free else done)))
 
     def observe_passed(self, done: Round) -> None:
-        """The drafters that take time hear of the round; the others hear of it together with a later one."""
+        """Report the round to the drafters that take time; the free ones get it together with a later one."""
         self._passed += done.emitted
         for drafter in self.timed:
             if type(drafter).observe is not Drafter.observe:

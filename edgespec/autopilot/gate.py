@@ -1,4 +1,4 @@
-"""Chooses the drafters that take time, of which a round asks one."""
+"""Decides whether a round asks a drafter that takes time, and which one."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class DraftGate:
     def choose(self, round_: DraftRound, lookups: DraftSize, silent: Collection[str]) -> DrafterCall | None:
         """The drafter to ask; None if none is expected to pay.
 
-        `lookups` is the size that was chosen of what drafters that take no time propose. Those of `silent` have nothing
-        to propose.
+        `lookups` is the draft size that was chosen without a drafter that takes time. `silent` names the drafters that
+        had nothing to propose in this round.
         """
         if not round_.max_nodes:
             return None
@@ -66,7 +66,7 @@ class DraftGate:
     def _prepare(self, drafter: Drafter, round_: DraftRound, lookups: DraftSize) -> DrafterCall | None:
         """A call of the drafter; None if it may not read enough, or if it has failed.
 
-        Its gain is what it usually is, less the price of the reading spread over the rounds to come.
+        The gain of the call is the drafter's usual one, less the price of its reading spread over the rounds to come.
         """
         tokens = round_.tokens
         window, read_s = self._max_window(drafter, tokens), self._cost.model.read_s(drafter.name)
@@ -84,9 +84,9 @@ class DraftGate:
     def _choose_trial(
         self, idle: Sequence[Drafter], round_: DraftRound, lookups: DraftSize, lost: float
     ) -> DrafterCall | None:
-        """The one of `idle` that was not measured for the longest time, if the budget allows.
+        """A call of the drafter of `idle` that was tried the longest ago; None if the exploration budget forbids it.
 
-        `lost` is the gain in tokens of the drafter that is not asked because of it.
+        `lost` is the gain in tokens of the best paying drafter, which the trial displaces.
         """
         drafter = min(idle, key=lambda each: self._tried.get(each.name, -1))
         costs, budget, plain_s = self._cost.model, self._stats.exploration, self._cost.seconds(1)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from edgespec.autopilot.cost_model import CostModel
 from edgespec.core.peers import SOLO, BatchPeers
 
-_CHEAP_ROW = 0.15  # of a plain step, that a further row takes if drafters may fill rows
-_FILLED_ROWS = range(4, 9)  # of a forward with such a draft
-_LONG_STEP_S = 0.05  # of a plain step, of which the time of such drafters is next to nothing
+_CHEAP_ROW = 0.15  # of a plain step: rows are cheap if a further one takes at most that
+_FILLED_ROWS = range(4, 9)  # of a forward that is filled with drafted rows because they are cheap
+_LONG_STEP_S = 0.05  # the shortest plain step beside which drafters that fill rows take next to no time
 _MIN_SHARE = 0.25  # of the equal part: rows that fill a tile can make a forward faster, but no generation's are free
 
 

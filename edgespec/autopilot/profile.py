@@ -98,7 +98,10 @@ class Profile:
 
 
 def interpolate(curve: ContextCurve, context: int) -> float:
-    """Seconds after `context` tokens: linear, and beyond the last context what exceeds the first in proportion."""
+    """Seconds after `context` tokens: linear between the contexts of `curve`.
+
+    Beyond the last of them, what exceeds the seconds at 0 grows in proportion to the context.
+    """
     if len(curve) == 1 or context <= 0:
         return curve[0]
     left = 0

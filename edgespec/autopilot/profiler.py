@@ -27,26 +27,26 @@ CONTEXTS = (4096, 16384, 32768)  # measured in advance
 _ROWS = (1, 4, 2, 8, 1, 16, 3, 5, 6, 7, 12, 32, 9, 64, 24, 48)  # the most informative first
 _LONG_ROWS = (1, 16, 1, 4, 1, 2, 8)  # after longer contexts, whose curves differ from the short one's by few parameters
 _MIN_ROWS = 5  # the first of _ROWS, which are measured on slow machines too
-_MIN_LONG_ROWS = 3  # the same of _LONG_ROWS
-_LONG_SLOWDOWN = 1.3  # of forwards after a longer context, expected before it is filled
+_MIN_LONG_ROWS = 3  # the first of _LONG_ROWS, which are measured in every longer context
+_LONG_SLOWDOWN = 1.3  # assumed slowdown of forwards after a longer context, before one is measured
 _START = 8  # tokens of context at which the measurements of forwards begin
 _TEXT = 32  # tokens of the text that drafters read
 _ROOM = 96  # tokens behind a longer context, which its measurements use
 _DRAFTED = 6  # measured tokens of a drafter
 _BLOCKS = (1, 2, 4, 8, 16)  # measured lengths of a block
 _REPEATS = 5
-_TRIES, _DISTURBED = 3, 0.9  # of one row's time
-_DROP = 0.75  # of the time of fewer rows
+_TRIES, _DISTURBED = 3, 0.9  # measurements at most; share of one row's time below which more rows are not credible
+_DROP = 0.75  # share of the time of fewer rows below which more rows are measured again
 
 
 def measure_rows(session: Session, seconds: float, clock: Callable[[], float] = perf_counter) -> dict[int, float]:
     """Median seconds of forwards by their rows, up to 64, run for `seconds` and five times each at most.
 
     The first rows, one row twice, are measured even after `seconds`; later ones only if they are expected to end
-    before. `clock` times the forwards. If more rows take much less than one, other programs have disturbed: it is
-    measured again, at most three times, and then none takes less than one row. If more rows take much less than fewer,
-    all are measured once more, and the lower times hold: some kernels do drop, and noise only adds. Raises Cancelled
-    and BackendError.
+    before. `clock` times the forwards. If more rows take much less time than one row, other programs have disturbed the
+    measurement, and it is repeated. After three in vain, the time of one row is the least for all. If more rows take
+    much less time than fewer rows, all are measured once more, and the lower time of each counts: some kernels are that
+    much faster from a number of rows on, and noise only adds time. Raises Cancelled and BackendError.
     """
     limits = session.capabilities
     tokens = _make_tokens(limits.vocab_size, limits.context_size)
@@ -88,11 +88,11 @@ def choose_contexts(contexts: Sequence[int], context_size: int) -> list[int]:
 def measure_contexts(
     target: Session, short: Profile, contexts: Sequence[int], seconds: float, attached: Mapping[str, AttachedDraft]
 ) -> Profile:
-    """`short` with the costs after longer contexts, which are filled without computing them.
+    """`short` with the costs after longer contexts, to which the cache is filled by copies, without forwards.
 
-    Without those that do not fit in `seconds`, and those that the runtime cannot fill so; without any if forwards
-    are so slow that `short` has not the rows which are compared. `attached` are drafts that share the target's cache,
-    by the names that `short` has. Raises Cancelled, BackendError.
+    Contexts are left out for which the time of `seconds` does not suffice, or to which the runtime cannot extend the
+    cache. All are left out if forwards are so slow that `short` lacks the numbers of rows to compare with. `attached`
+    are drafts that share the target's cache, by their names in `short`. Raises Cancelled, BackendError.
     """
     limits = target.capabilities
     least = _LONG_ROWS[:_MIN_LONG_ROWS]
@@ -103,8 +103,8 @@ def measure_contexts(
     until = perf_counter() + seconds
     longer: dict[int, Profile] = {}
     with ExitStack() as undo:
-        undo.callback(target.rewind, 0)  # the copies are not those of any text
-        drafts: dict[str, tuple[Session, float]] = {}  # and the seconds of a token after few tokens
+        undo.callback(target.rewind, 0)  # the copied cells are the cache of no text
+        drafts: dict[str, tuple[Session, float]] = {}  # name -> (session, seconds of a token after few tokens)
         for i, length in enumerate(lengths):
             share_s = (until - perf_counter()) / (len(lengths) - i)
             if share_s < least_s:
@@ -133,7 +133,7 @@ def _time_step(session: Session, target: Session, tokens: Sequence[int]) -> floa
 
 
 def _slow_down(cost: DraftCost, more_s: float) -> DraftCost:
-    """`cost` with units that take as much more as a token does."""
+    """`cost` with `more_s` added to the seconds of every unit; a negative `more_s` adds nothing."""
     return replace(cost, units={n: s + max(0.0, more_s) for n, s in cost.units.items()})
 
 

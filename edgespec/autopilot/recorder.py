@@ -14,7 +14,7 @@ from edgespec.autopilot.round import DrafterCall, DraftRound
 from edgespec.autopilot.stats import TextStats
 from edgespec.core.protocols import Round, Step
 
-_FEW_NODES = 15  # draft nodes, up to which more of them may take less time; beyond, more take more
+_FEW_NODES = 15  # up to so many draft nodes a larger draft may take less time than a smaller one; beyond, it takes more
 _MIN_DRAFTED_SHARE = 0.15  # share of rounds with drafts below which the next round is expected to be plain
 
 
@@ -43,7 +43,7 @@ class RoundRecorder:
         return max(1.0, self._tokens.value / self._steps.value)
 
     def begin_round(self, tokens: Sequence[int]) -> None:
-        """A round begins after `tokens`. The budget lends for a draft that it did not allow and that they confirm."""
+        """A round begins after `tokens`. If they show how much of the remembered draft is right, the budget is told."""
         if self._shadow is None:
             return
         start, path, nodes = self._shadow
@@ -147,7 +147,10 @@ class RoundRecorder:
         return len(step.tokens) - steps
 
     def _learn_path(self, call: DrafterCall, emitted: Sequence[int]) -> None:
-        """Proposals below a token that is not in the text were made for another text and are not counted."""
+        """Learn from the proposals along the emitted tokens.
+
+        Proposals below a token that was not emitted continue another text and are not counted.
+        """
         tree, name, stats = call.tree.tree, call.drafter.name, self._stats.drafter(call.drafter)
         nodes = tree.proposals(-1, name)
         for token in emitted:

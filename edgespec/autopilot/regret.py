@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_ALLOWED_SHARE = 0.01  # of all time
-_LEAST_ALLOWED, _MOST_ALLOWED = 1.0, 2.0  # plain steps, in addition
+_ALLOWED_SHARE = 0.01  # share of all time that drafting may lose
+_LEAST_ALLOWED, _MOST_ALLOWED = 1.0, 2.0  # plain steps that it may lose in addition
 _USUAL_ROWS = range(4, 17)  # of a forward with a lookup's draft
 _MAX_SAVINGS = 32.0  # plain steps of earlier gains that a round may risk, in addition: a long draft on a CPU
 _LENT_SHARE = 1 / 8  # of the gains that blocked drafts would have had, lent in any case
@@ -13,7 +13,7 @@ _READ_ROUNDS = 64  # rounds over which the reading of the draft model is charged
 
 
 def choose_allowed_loss(seconds: Callable[[int], float]) -> float:
-    """Plain steps that one text may lose: as many as the cheapest draft of usual size, from one to two.
+    """Plain steps that one text may lose: as many as a rejected draft of the cheapest usual size loses, but 1 to 2.
 
     `seconds` maps rows of a forward to its time. Less would forbid all drafts if more rows are expensive.
     """

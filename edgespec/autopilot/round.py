@@ -20,7 +20,7 @@ from edgespec.core.protocols import Budget, Step
 _OBSERVED_WEIGHT = 0.75  # of the emitted tokens against the expected ones, when a round is judged
 _LOOK_AHEAD = 4  # further units that have to be worth less before a drafter stops
 _LEAST_REACH = 0.1  # probability of a path by a drafter's own confidences, below which its block need not go on
-_MAX_DRAFTED = 15  # tokens on a path of a drafter that takes time, and of a lookup that may not be verified
+_MAX_DRAFTED = 15  # tokens on a path of a drafter that takes time; a lookup proposes as many even if none is allowed
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class DraftRound:
         ]
 
     def find_fastest_size(self, tree: ScoredTree, ahead: Sequence[float] = (), more_s: float = 0.0) -> DraftSize:
-        """The size of the most tokens per second, after `more_s` of drafting that adds nodes `ahead`."""
+        """The size of the most tokens per second, if `more_s` of drafting adds nodes of probabilities `ahead`."""
         seconds = self.drafting_s + more_s
         sizes = list_sizes([*tree.probabilities, *ahead], self.seconds, seconds, self.limit.nodes)
         return max(sizes, key=lambda each: each.speed)
@@ -114,7 +114,10 @@ class DraftRound:
         return DraftSize(n, 1.0 + sum(tree.probabilities) + sum(ahead), seconds)
 
     def gain(self, call: DrafterCall, step: Step) -> float:
-        """Tokens gained by asking the drafter; the emitted tokens, which have to do with luck, count in part."""
+        """The value in tokens that asking the drafter has added to the round.
+
+        The tokens are a weighted mean of the emitted ones, which are partly luck, and the expected ones.
+        """
         tokens = call.size.tokens + _OBSERVED_WEIGHT * (len(step.tokens) - call.size.tokens)
         seen = DraftSize(step.n_drafted, tokens, self.drafting_s + self.seconds(step.n_drafted + 1))
         return seen.value(self.price) - call.before.value(self.price)
@@ -148,12 +151,14 @@ class DraftRound:
             self.ask_free(tree)
 
     def _find_reach(self, drafter: Drafter) -> float:
-        """The probability from which on a path is worth a row of the draft's forward and one of the target's, taken
-        that rows cost the draft as much more time as the target; 1 if only one path can be continued.
+        """The least probability of a path that is worth a row of the draft's forward and one of the target's.
+
+        Rows are assumed to slow down the draft's forward by the same factor as the target's. 1 if only one path can be
+        continued.
         """
         if self._is_chain or not drafter.grows_trees:
             return 1.0
-        rows, whole = 1 + TREE_WIDTH, self._cost.model.seconds  # which other generations have no part in
+        rows, whole = 1 + TREE_WIDTH, self._cost.model.seconds  # `whole`: not shared with other generations
         drafted_s = self._cost.model.unit_s(drafter.name) * (whole(rows) / whole(1) - 1.0)
         return self.price * (self.seconds(rows) - self.seconds(1) + drafted_s) / TREE_WIDTH
 

@@ -8,7 +8,7 @@ from heapq import nlargest
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.protocols import Draft
 
-_MAX_RATE = 0.999  # of all that one drafter proposes instead of a token
+_MAX_RATE = 0.999  # the most that one drafter's rates for other tokens in place of a token may add up to
 
 
 class ScoredTree:
@@ -62,7 +62,7 @@ class ScoredTree:
         return path[1:]
 
     def _score(self) -> list[float]:
-        """[n]"""
+        """[n] the probability of each node, of which only those that may have changed are computed anew."""
         tree, rates, known = self.tree, self._rates, self._probabilities
         first = tree.take_changed()
         if first < len(tree) or len(known) > len(tree):
@@ -76,10 +76,14 @@ class ScoredTree:
         return known
 
     def _contest(self, node: int, siblings: Sequence[int]) -> float:
-        """The rate of `node` beside `siblings`: others, who propose other tokens instead, may be right.
+        """The rate of `node`, lowered where other drafters propose its `siblings` instead of it.
 
-        At most one token is right. Drafters that err independently are right about it with the odds p / (1 - p), of
-        which p is what each gives its own tokens, against the odds of the others and of none.
+        At most one token is right, and drafters are assumed to err independently. Then the node is right with
+
+            odds / (1 + odds + sum of the others' odds),    odds = p / (1 - p)
+
+        where p of the node is its rate alone, and p of another drafter the summed rates of its tokens beside the node.
+        The 1 stands for none of them.
         """
         rate, votes = self._rates[node], self.tree.votes
         own = votes[node]

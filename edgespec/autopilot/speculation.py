@@ -17,7 +17,7 @@ _MIN_DRAWN_TEMPERATURE = 0.5  # below, greedy drafts are accepted as often
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """How to draft and verify. It may change between requests.
+    """How to draft and verify. It may change between requests. Raises InvalidRequest for options that do not combine.
 
     drafters    names of the registry; none is plain decoding
     draft_max   maximum draft depth: 0 is plain decoding, None leaves it to the autopilot

@@ -13,10 +13,10 @@ from edgespec.autopilot.decayed_mean import DecayedMean
 from edgespec.autopilot.profile import DraftCost, Profile
 from edgespec.core.drafter import Confidence, Drafter
 
-_EXPLORED_SHARE = 0.003  # of the time, for rounds that measure drafters which do not pay
+_EXPLORED_SHARE = 0.003  # share of the time for rounds that measure drafters which do not pay
 _MAX_OUTLIER = 2.0  # limit of one decision's time, as a multiple of the usual one
-_WEIGHT, _WEIGHT_BELOW = 0.05, 0.3  # of a new time in the usual one, and of a shorter one
-_MAX_CREDIT = 1.0  # plain steps that are saved for such rounds
+_WEIGHT, _WEIGHT_BELOW = 0.05, 0.3  # weights of a new time in the usual one: if it is longer, and if it is shorter
+_MAX_CREDIT = 1.0  # plain steps that are saved for a round which measures a drafter
 
 
 class ExplorationBudget:
@@ -38,7 +38,7 @@ class ExplorationBudget:
         self._credit = min(self._credit, 0.0)
 
     def spend(self, steps: float) -> bool:
-        """Spend `steps` if the budget allows; whether it does."""
+        """Spend `steps` if the budget allows; returns whether it does."""
         self._credit = min(self._credit, max(steps, _MAX_CREDIT))
         is_allowed = steps <= self._credit
         self._credit -= steps * is_allowed
@@ -124,7 +124,7 @@ class DraftStats:
         return found
 
     def with_costs(self, profile: Profile) -> DraftStats:
-        """The same acceptance at other costs; what rounds have gained at the old ones is left out."""
+        """New statistics with the costs of `profile`. They keep the acceptance, but not the gains at the old costs."""
         stats = DraftStats(profile)
         for key, each in self.drafters.items():
             found = stats.drafter(key, each.confidence, is_trusted=each.is_trusted)
@@ -201,7 +201,7 @@ class TextStats:
         return max([present[name].acceptance.rate(confidence) for name, confidence in votes.items()])
 
     def merge(self) -> None:
-        """The text is complete, or its generation has ended."""
+        """Merge these statistics into the engine's: the text is complete, or its generation has ended."""
         counts: dict[str, tuple[int, int]] = {}
         for phase, drafters in self._phases.items():
             for name, stats in drafters.items():

@@ -10,8 +10,8 @@ _MAX_FORCED = 16  # tokens of one jump-forward draft
 
 
 class SteeredController:
-    """Another controller, except where a grammar forces the next tokens: those are the draft, without a drafter
-    (SGLang: jump-forward; llguidance: fast-forward tokens).
+    """Leaves the draft to another controller, except where a grammar forces the next tokens: then these are the draft,
+    without a drafter (SGLang: jump-forward; llguidance: fast-forward tokens).
 
     As many are drafted as give the most tokens/s. While it is paused nothing is drafted, and the other controller still
     follows the text.

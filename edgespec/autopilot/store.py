@@ -30,7 +30,7 @@ T = TypeVar("T")
 Setting = dict[str, Any]
 """What costs depend on, apart from the models, as JSON has it."""
 
-_OPTIONS = (  # that are in it as they are
+_OPTIONS = (  # load options that a Setting holds unchanged
     "gpu_layers", "kv_type", "flash_attention", "exact", "batch_threads", "exact_width", "gpu_layers_draft",
     "n_cpu_moe", "tensor_split", "override_tensor",
 )  # fmt: skip
@@ -110,7 +110,7 @@ def load_entry(path: Path, content: str, setting: dict[str, Any], read: Callable
 
 
 def save_entry(path: Path, entry: dict[str, Any], content: str) -> None:
-    """Make `entry` the first one of a file; it replaces that of the same 'setting'. OSErrors are ignored."""
+    """Make `entry` the first one of a file; it replaces the one with the same 'setting'. OSErrors are ignored."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with lock_file(path.parent / _LOCK, wait=True):
