@@ -96,9 +96,10 @@ class NgramPool:
 
 
 class LookaheadDrafter(Drafter):
-    """Its pool has the n-grams of the text too. A budget for a chain has room for the last one alone.
+    """Drafts the window, and n-grams of the pool, which the n-grams of the text are in too.
 
-    The window moves in rounds that have scored all of it, whoever drafted them.
+    If the budget is for a chain, only the last n-gram is drafted. The window moves in rounds that have scored all of
+    it, whoever drafted them.
     """
 
     name = "lookahead"
@@ -109,7 +110,7 @@ class LookaheadDrafter(Drafter):
         self.whole_size = Budget(self._shape.depth, self._shape.nodes)
         self._text: list[int] = []  # whose n-grams the pool has
         self._pool = NgramPool(self._shape.branches)
-        self._columns: list[list[int]] = []  # [W, N - 1]; the first token of the first is the root's place
+        self._columns: list[list[int]] = []  # [W, N - 1]; the first token of the first column is at the root's place
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
         columns, size = self._shape.columns, self._shape.gram - 1
@@ -140,7 +141,7 @@ class LookaheadDrafter(Drafter):
 
     @property
     def _confidences(self) -> list[float]:
-        """[N - 1] in the tokens of an n-gram behind its first."""
+        """[N - 1] the confidences in the tokens of an n-gram behind its first."""
         return [_FIRST, *[_NEXT] * (self._shape.gram - 2)]
 
     def _read(self, text: Sequence[int], end: int) -> None:
@@ -159,7 +160,7 @@ class LookaheadDrafter(Drafter):
             tree.add_chain(others, self.name, [_GUESS] * len(others), place)
 
     def _compare(self, done: Round) -> list[Outcome]:
-        """What the pool has said of the emitted tokens, an n-gram up to its first wrong token."""
+        """The outcomes of the pool's n-grams at the emitted tokens, of each n-gram up to its first wrong token."""
         text, outcomes = done.text, list[Outcome]()
         at = len(text) - len(done.emitted)
         while at < len(text):

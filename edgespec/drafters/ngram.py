@@ -123,7 +123,7 @@ def count_common(tokens: Sequence[int], end: int, suffix: Sequence[int], known: 
 
 
 def continue_from(tokens: list[int], end: int, n: int, more: Sequence[int] = ()) -> list[int]:
-    """[n] tokens from position `end` of `tokens` and `more`; wraps around if a match overlaps their end."""
+    """[n] tokens from position `end` of `tokens` and `more`; if these are fewer than `n`, they are repeated."""
     path = tokens[end : end + n]
     if len(path) < n:
         path += more
@@ -218,7 +218,7 @@ class NgramDrafter(Drafter):
             self._outcomes += lookup.extend(text)
 
     def _add_matches(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
-        """What followed the longest match in parts, after which the caller may stop; for a tree, all matches."""
+        """Add what followed the longest match, in parts between which the caller may stop; for a tree, all matches."""
         lookup = self._lookup
         if limit.nodes <= limit.depth:
             quoted, length = self._quotes.continue_text(text, limit.depth)
@@ -245,5 +245,5 @@ class NgramDrafter(Drafter):
 
 
 def _confidences(length: int, n: int) -> list[float]:
-    """[n] after a match of `length` tokens."""
+    """[n] the confidences, as lengths, in tokens that are drafted after a match of `length` tokens."""
     return [length + MATCH_GROWTH * i for i in range(n)]

@@ -19,7 +19,7 @@ WIDTH = 8  # successors kept of a token
 _MAX_GAP = 4.0  # nats below the best token; less probable tokens are no successors
 _LEAST_PATH = 0.03  # probability of a path that is proposed
 _FOLLOWED = 0.5  # share of a successor that was emitted, if its row was not read
-_MAX_ROWS = 16  # that are learned from in a round
+_MAX_ROWS = 16  # rows that are learned from in a round
 _ROW = np.dtype([("token", "<i4"), ("successors", "<i4", WIDTH), ("shares", "<f2", WIDTH)])
 
 
@@ -35,7 +35,7 @@ class SuccessorTable:
         self._shares = np.zeros((vocab_size, WIDTH), np.float16)
 
     def learn(self, token: int, logits: Logits) -> None:
-        """`logits` [V] are of a text that ends with `token`."""
+        """Replace the successors of `token` by the best of `logits` [V], those after a text that ends with it."""
         best = logits[logits.argmax()]
         near = np.flatnonzero(logits > best - _MAX_GAP)
         if not len(near):  # not finite

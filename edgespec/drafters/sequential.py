@@ -28,7 +28,7 @@ class TextReader:
         self._tree = NO_DRAFT  # drafted after them one by one, or as a tree that the session does not hold
 
     def begin(self, text: Sequence[int]) -> None:
-        """`text` follows; keeps what the session holds of it."""
+        """Start a generation from `text`; keeps the part of it that the session holds."""
         kept, self._chain = 0, NO_DRAFT
         while kept < min(len(self.text), len(text) - 1) and self.text[kept] == text[kept]:
             kept += 1
@@ -215,8 +215,8 @@ class SequentialDrafter(SessionDrafter):
     def _draw_tree(self, tree: DraftTree, logits: Logits, limit: Budget) -> Iterator[None]:
         """Draw siblings without replacement (Jeon et al. 2024), for recursive rejection (Miao et al. 2024, SpecInfer).
 
-        How many are drawn below a node, and whether it is continued, depends on what was drawn before alone, and all
-        are kept: else the distribution of the output would change. Each level gets an equal share of the nodes.
+        How many are drawn below a node, and whether it is continued, depends only on what was drawn before, and all are
+        kept: else the distribution of the output would change. Each level gets an equal share of the nodes.
         """
         assert self._draw is not None
         text, reached, places = list(self._session.text), {-1: 1.0}, {-1: -1}
@@ -239,7 +239,10 @@ class SequentialDrafter(SessionDrafter):
             rows = continued
 
     def _continue(self, tokens: list[int], parents: list[int], *, is_path: bool) -> list[Logits] | None:
-        """The rows after new nodes of the session's tree. While that `is_path`, nothing runs again."""
+        """The logits after new nodes of the session's tree; None if it has no room.
+
+        `is_path`: the tree is a path still, which one more token continues, so that no node of it runs again.
+        """
         if not is_path:
             return self._session.branch(tokens, parents)
         logits = self._session.step(tokens[0])

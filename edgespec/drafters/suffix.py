@@ -20,7 +20,7 @@ from edgespec.memory.texts import MAX_MATCH
 if TYPE_CHECKING:
     from edgespec.memory.space import MemorySpace
 
-_MAX_PLACES = 8  # that are followed at a time
+_MAX_PLACES = 8  # places of a match that are followed at a time
 _READ = 192  # tokens that are read from a place; after them the memory is searched again
 
 
@@ -28,9 +28,9 @@ _READ = 192  # tokens that are read from a place; after them the memory is searc
 class _Path:
     """What follows the match in one or more earlier texts.
 
-    kind  of the latest of them, which `is_live` is of too
-    at    how many of `tokens` the present text has followed
-    n     places that have these tokens
+    kind, is_live  of the latest of these places
+    at             how many of `tokens` the present text has followed
+    n              the number of places that have these tokens
     """
 
     tokens: list[int]

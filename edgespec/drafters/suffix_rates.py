@@ -16,10 +16,10 @@ _BY_KIND = (0.0,) * (2 * len(_KINDS))
 _GUESSES = (*_BY_LENGTH, *_BY_AGREEMENT, *_BY_KIND)
 _FIRST_KIND = len(_BY_LENGTH) + len(_BY_AGREEMENT)
 _FIRST_STEP, _LAST_STEP = 0.25, 0.005  # by which a weight follows an error, at first and after many
-_SLOWING = 0.005  # of a step, with each error towards the last one
-_MAX_WEIGHT = 20.0  # that may be stored
+_SLOWING = 0.005  # part of its distance to `_LAST_STEP` by which a step shrinks at each observation
+_MAX_WEIGHT = 20.0  # stored weights beyond it, up or down, are refused
 Features = tuple[int, int, int]
-"""Which weights speak for a token: that of the match's length, of the share of places that agree, of their kind."""
+"""Indices of the three weights of a token: for the match's length, the share of places that agree, and their kind."""
 
 
 class SuffixRates:
