@@ -27,7 +27,7 @@ class Activity:
 
     def set(self, is_working: bool) -> None:
         """Take the lock, or release it. Never waits."""
-        with suppress(OSError):  # one who looks holds it for a moment, and this engine's work is not seen
+        with suppress(OSError):  # `is_any_engine_working` holds it for a moment; this engine's work is not seen then
             self._held.close()
             if is_working:
                 self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -33,7 +33,7 @@ class Boundary:
             for marker in encoded:
                 self._add(token, piece, marker)
         self.is_crossed = b"" in self._rests or bool(spelled and self._rests)
-        """Whether a model may write such a token: it spells no marker that is a token of its own with others."""
+        """Whether a model may write such a token. A marker that is a token of its own is not spelled with others."""
 
     def rests(self, before: bytes) -> Mapping[int, bytes]:
         """The tokens that complete a marker after the bytes `before`, with what they hold behind it."""
@@ -73,8 +73,8 @@ class BlockEntry:
         return matcher
 
     def limit(self, sampler: Sampler) -> TargetDistribution:
-        """The distribution of the free text: never a token whose rest the grammar does not take, if markers are
-        spelled with several tokens.
+        """The distribution of the free text. Where a token may hold text behind a marker, tokens are excluded if the
+        grammar does not take that text.
         """
         return _FreeText(self, sampler) if self.boundary.is_crossed else sampler
 

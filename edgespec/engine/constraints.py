@@ -52,7 +52,7 @@ def constrain(
 
 
 def compile_constraint(request: Request, grammars: GrammarCompiler) -> Generator[Yield, None, LLMatcher | None]:
-    """The request's grammar at its beginning, if it has one. Others decode meanwhile.
+    """A matcher at the beginning of the request's grammar, or None if it has none. Others decode while it is compiled.
 
     Raises InvalidRequest, BackendError.
     """

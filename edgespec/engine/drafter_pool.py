@@ -91,7 +91,7 @@ class DrafterPool:
 
 
 def _find_fault(drafter: Drafter, name: str) -> str | None:
-    """What is wrong with what a drafter says of itself; None if nothing is."""
+    """What is wrong with the attributes of a drafter; None if nothing is."""
     is_sound = drafter.confidence in get_args(Confidence) and isinstance(drafter.block_size, int)
     if drafter.name == name and is_sound and drafter.block_size > 0:  # what is learned of it is stored by its name
         return None

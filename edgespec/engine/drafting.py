@@ -40,7 +40,7 @@ def make_draw(rule: Rule, sampler: Sampler, seed: int, *, is_tree: bool) -> Toke
 
 
 def score_whole(spec: Speculation, target: Session, drafters: Sequence[Drafter], costs: CostModel) -> Speculation:
-    """`spec`, without the autopilot for a drafter alone whose `whole_size` takes next to no time."""
+    """`spec`, with a fixed size instead of the autopilot if a single drafter has a `whole_size` that is nearly free."""
     size = drafters[0].whole_size if len(drafters) == 1 else None
     if size is None or spec.acceptance in DRAWN_RULES or not target.capabilities.tree:
         return spec

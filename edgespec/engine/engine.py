@@ -48,8 +48,8 @@ from edgespec.memory.memory import Memory
 from edgespec.memory.prefix_files import PrefixFiles
 from edgespec.models.short_names import shorten_names
 
-_STORE_S = 5.0  # in which another cache may be begun to be written when a model is closed
-_PROFILE_S = 0.5  # of the implicit calibration
+_STORE_S = 5.0  # when slots are freed, no further cache is written to disk after this time
+_PROFILE_S = 0.5  # seconds of the measurement that begins when costs are needed and not known
 
 
 class Engine:
@@ -286,7 +286,7 @@ class Engine:
         return slot
 
     def _settler(self, slot: Slot, *, wants_trees: bool) -> Callable[[], None]:
-        """Tells the target's session between rounds whether it is alone."""
+        """A function that tells the target's session between rounds whether it is alone."""
         target = slot.target
         if not isinstance(target, Movable):
             return lambda: None

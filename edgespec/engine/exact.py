@@ -28,7 +28,7 @@ def keep_exact(target: Model, path: Path, planned: Plan) -> tuple[Model, Plan]:
     """
     options = planned.options
     if options.exact and not target.is_row_invariant:
-        # Idle cores would make another text of another day.
+        # The key has the user's threads, not the idle cores: these differ from day to day, and the text must not.
         setting = {**current_setting(planned.backend, options), "threads": options.threads}
         store = calibration_folder() / f"{fingerprint_weights(path)}-exact.json"
         width = options.exact_width or load_entry(

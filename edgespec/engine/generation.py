@@ -158,7 +158,10 @@ class Generation:
 
 
 def count_plain_steps(costs: CostModel | None, session: Session, n_drafted: int) -> float | None:
-    """The core.loop.RowCost of a session, beside the rows that others have in the forward; None without `costs`."""
+    """Plain steps that take as long as a forward with `n_drafted` nodes; None without `costs`.
+
+    Both have the rows of other sessions beside them. With `costs` and `session` bound it is a core.loop.RowCost.
+    """
     if costs is None:
         return None
     costs.move_to(session.position)
@@ -167,7 +170,7 @@ def count_plain_steps(costs: CostModel | None, session: Session, n_drafted: int)
 
 
 def time_rows(costs: CostModel | None, session: Session) -> Callable[[int], float]:
-    """Usual seconds of a forward by its rows of this session; constant if nothing has been measured."""
+    """A function from this session's rows in a forward to their usual seconds; constant if nothing was measured."""
     if costs is None:
         return lambda rows: 1.0
     cost = MarginalCost(costs, lambda: session.peers)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 DEADLINE_S = 3.0
-_MAX_BYTES = 3 * 2**29  # of the process that compiles
+_MAX_BYTES = 3 * 2**29  # memory of the process that compiles
 _MAX_REMEMBERED = 64  # grammars, with their verdicts
 _MAX_MARKERS = 4  # boundaries of a model: of its reasoning and its calls
-_MAX_REPEATS = 16  # of the alternatives of a repeated structure
+_MAX_REPEATS = 16  # how many alternatives in a row a repeated structure may have
 _MAX_GRAMMAR = 2**20  # characters
 
 

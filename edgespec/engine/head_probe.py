@@ -1,4 +1,7 @@
-"""Finds the reading of a trained head that agrees best with its target: nothing else shows a convention stated wrongly.
+"""Finds the reading of a trained head that agrees best with its target.
+
+A reading is a HeadSpec: the conventions, such as layers and norms, by which a runtime runs the head. If a file states
+one of them wrongly, nothing but a lower agreement shows it.
 
 A fixed text is read by target and head (teacher forcing). At each position the head's first choices for the next two
 tokens are compared with the target's own first choices there. All readings are compared at the same positions. Another
@@ -35,7 +38,7 @@ from edgespec.progress import loading, report_loaded
 from edgespec.text.chat_template import encode_prompt
 from edgespec.text.tokenizer import Tokenizer
 
-_FLAGS = {  # by the keys of files
+_FLAGS = {  # field of a HeadSpec -> key of files
     "norm_before_residual": "norm_before_residual",
     "feeds_normed": "norm_output",
     "predicts_at_root": "sample_from_anchor",
@@ -59,11 +62,11 @@ def list_readings(spec: HeadSpec, backend: BackendName, n_layers: int) -> list[H
     """The readings that differ from `spec` in one convention, of a head whose target has so many layers."""
     found: list[HeadSpec] = []
     for convention in _CONVENTIONS.get((spec.kind, backend), ()):
-        if convention == "layers":  # inputs for outputs, and the reverse
+        if convention == "layers":  # the inputs of layers instead of their outputs, or the reverse
             shifted = [tuple(layer + by for layer in spec.layers or ()) for by in (1, -1)]
             allowed = range(n_layers + 1)
             found += [replace(spec, layers=each) for each in shifted if each and all(i in allowed for i in each)]
-        elif convention == "final norm":  # the last hidden state before it for that after it, and the reverse
+        elif convention == "final norm":  # the last hidden state before it instead of after it, or the reverse
             found.append(replace(spec, layers=() if spec.layers else (n_layers,)))
         else:
             flipped: dict[str, Any] = {convention: not getattr(spec, convention)}
@@ -82,7 +85,7 @@ N_TOKENS = 256  # of the text
 MIN_TOKENS = 32
 _DEPTH = 2  # compared tokens after each position
 _FIRST = 2  # tokens of the text before the first position
-_CHANCE = 0.01  # of a lead if both readings were equally good, at which the better one is taken
+_CHANCE = 0.01  # a reading is better if equally good ones had its lead with at most this probability
 _ROWS = 64  # of a forward whose scores are read
 Hits = npt.NDArray[np.bool_]
 """[positions, depths] which choices are right."""

@@ -101,7 +101,7 @@ def _load_head(
 def _find_reading(
     target: Model, spec: HeadSpec, paths: tuple[Path, Path], planned: Plan
 ) -> tuple[ProbeResult | None, str]:
-    """(what is stored, or is found now and stored; else None and why)"""
+    """(the stored result of a probe, or that of one which runs now and is stored, ""); (None, why) if it fails."""
     store = ProbeStore(*paths)
     result = store.load(planned.backend, spec)
     if result is not None:

@@ -86,7 +86,7 @@ class LoadedModel:
                 engine.measure_missing()
         elif speculation.is_adaptive:
             profile = ASSUMED if later else engine.measure(PROFILE_S)
-            known = self.store.load_newest()  # settings that have changed cost something else, and accept the same
+            known = self.store.load_newest()  # other settings change the costs, but not the acceptance
             engine.draft_stats = DraftStats(profile) if known is None else known.with_costs(profile)
             self.pending.costs = later
 

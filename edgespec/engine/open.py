@@ -54,7 +54,7 @@ class Target:
 class Loader:
     """Loads models from the registry and the hub of this machine. Every method raises any EdgespecError, Cancelled.
 
-    settings_s  for measuring the runtime's settings again; None: only if they are not known
+    settings_s  seconds for measuring the runtime's settings again; None: they are measured only if they are not known
     measures_later  whether what is not known is measured in idle time, see PendingMeasurements
     """
 

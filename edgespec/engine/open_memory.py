@@ -14,7 +14,7 @@ from edgespec.models.load_config import MemoryOptions
 from edgespec.models.tokenizer_compat import identify_tokenizer
 from edgespec.progress import notice
 
-_NOT_IN_CELLS = (  # settings that differ from load to load, as by the memory that is free
+_NOT_IN_CELLS = (  # settings that may differ from load to load, such as with the free memory, for the same caches
     "threads", "batch_threads", "gpu_layers", "gpu_layers_draft", "n_cpu_moe", "device", "tensor_split",
     "override_tensor",
 )  # fmt: skip
@@ -40,7 +40,7 @@ def open_prefixes(
 def open_memory(options: MemoryOptions | None, target: Model, name: str) -> Memory | None:
     """The texts of all models with the vocabulary of `target`, which its user calls `name`; None without `options`.
 
-    A new folder is told of.
+    Tells the user when the folder is new.
     """
     if options is None:
         return None

@@ -13,7 +13,7 @@ from edgespec.engine.runtime_settings import measure_settings
 from edgespec.errors import EdgespecError
 from edgespec.models.plan import Plan
 
-PROFILE_S = 0.4  # of measuring a new pair of models, or a known one under new settings
+PROFILE_S = 0.4  # seconds for measuring a new pair of models, or a known one under new settings
 # Rows dearer than most machines', so that nothing is drafted that might not pay. Measured rounds correct them, and the
 # seconds of one row with them.
 ASSUMED = Profile({1: 0.05, 2: 0.08, 4: 0.13, 8: 0.23, 16: 0.43})
@@ -31,7 +31,7 @@ class PendingMeasurements:
     has_failed: bool = False
 
     def measure(self, engine: Engine, path: Path, planned: Plan) -> None:
-        """Measure it now; what the slots hold of texts stays. Raises Cancelled, after which it can be called again.
+        """Measure now what is pending; slots keep their caches. Raises Cancelled, after which it can be called again.
 
         Settings are stored for the next load: others change the rounding, so an open model keeps what it began with.
         """

@@ -45,8 +45,10 @@ def explain_loss(
     tokenizer: Tokenizer,
     context_size: int,
 ) -> PrefixLoss | None:
-    """Why more than the `reused` tokens of a prompt was read, although texts `earlier` had it; None if they had not,
-    or if it is too little to matter. `request` is what the prompt was made from, for a cache of `context_size`.
+    """Why tokens of a prompt behind the `reused` ones were read, although texts `earlier` had them.
+
+    None if they had not, or if the tokens are too few to matter. `request` is what the prompt was made from, for a
+    cache of `context_size`.
     """
     if len(prompt) - reused < max(LEAST_LOSS, len(prompt) // _LEAST_SHARE):
         return None
@@ -66,7 +68,7 @@ def explain_loss(
 
 
 def _compare(prompt: Ints, reused: int, before: Ints, at: int, place: Place) -> tuple[int, int, int, Place]:
-    """(tokens lost, how many of them before `at`, the first difference, `at`, place of the earlier text)"""
+    """(tokens lost, how many of them come before `at`, `at` itself, which is the first difference, `place`)"""
     kept = max(0, min(at, len(prompt) - 1) - reused)
     return kept + _count_shared(before[at:], prompt[max(at, reused) :]), kept, at, place
 

@@ -31,8 +31,8 @@ from edgespec.text.control_text import ControlText
 from edgespec.text.reasoning import ReasoningFormat
 from edgespec.text.tokenizer import join_start
 
-_NUMBER = re.compile(r"^ *\d+(?:\t|: |→|\| )", re.MULTILINE)  # of a line of a file, as agents show it
-_MAX_QUOTES = 512  # that are remembered
+_NUMBER = re.compile(r"^ *\d+(?:\t|: |→|\| )", re.MULTILINE)  # the number of a line of a file, as agents show it
+_MAX_QUOTES = 512  # quotes that are remembered
 _TAIL = 256  # characters of the rendered prompt in which reasoning may begin
 
 _GAPS = (

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 
 def read_source(message: dict[str, str], hub: Hub) -> Source:
-    """What rank 0 has loaded. Raises UnknownModel, HubError, InvalidModelFile, InvalidRequest for another commit."""
+    """The model that rank 0 loads, as this machine finds it.
+
+    Raises UnknownModel, HubError, InvalidModelFile, InvalidRequest for another commit.
+    """
     source = resolve_source(parse_reference(message["reference"]), "mlx", hub)
     if isinstance(source, RemoteModel) and source.commit != message["commit"]:
         raise InvalidRequest(
@@ -70,7 +73,7 @@ def mlx_worker(ranks: Ranks) -> int:
 
 
 def _restart(ranks: Ranks) -> None:
-    """Start this program anew in this process, whatever its main thread waits for; end it with rank 0's command."""
+    """Start this program anew in this process, whatever its main thread waits for; end it if rank 0's command ended."""
     if not is_reachable(ranks):
         os._exit(0)
     ranks.export()
@@ -97,7 +100,7 @@ class _Rank:
         }
 
     def run(self) -> NoReturn:
-        """Raises what an operation raises that has failed here alone."""
+        """Run rank 0's operations until the process ends. Raises the error of one that failed on this rank alone."""
         from edgespec.backends.mlx.team import REFUSALS
 
         while True:

@@ -16,7 +16,7 @@ class RepetitionDetection:
     """When an answer counts as repeating itself: its end is one pattern of tokens, several times in a row.
 
     The names are vLLM's. `min_tokens` is how many tokens all copies have together at least, so that a line of dashes
-    or a row of a table is no reason to end. Raises InvalidRequest.
+    or a row of a table is no reason to end. Raises InvalidRequest for sizes and counts out of range.
     """
 
     max_pattern_size: int
@@ -34,7 +34,7 @@ class RepetitionDetection:
 
 
 ENDLESS = RepetitionDetection(max_pattern_size=512, min_count=4, min_tokens=256)
-"""Text in which nobody reads on."""
+"""Detects repetition that is too long for anybody to read on."""
 
 
 class RepetitionDetector:

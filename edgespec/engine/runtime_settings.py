@@ -11,7 +11,7 @@ from edgespec.backends.llamacpp.model import LlamaModel
 from edgespec.backends.settings import RuntimeSettings
 from edgespec.models.plan import Plan
 
-_SETTINGS_S = 0.4  # of measuring at the first load
+_SETTINGS_S = 0.4  # seconds for measuring at the first load
 
 
 def find_settings(target: Model, path: Path, planned: Plan) -> RuntimeSettings | None:
@@ -27,8 +27,8 @@ def find_settings(target: Model, path: Path, planned: Plan) -> RuntimeSettings |
 def measure_settings(target: Model, path: Path, planned: Plan, seconds: float | None = None) -> RuntimeSettings | None:
     """Measure and store the settings, for `seconds` or a usual time; None if there is nothing to choose.
 
-    Stored ones stay if the time is too short to measure any. The first measurement stores the runtime's own then:
-    another setting is another rounding, so a model keeps what it began with until somebody measures again. Raises
+    If the time is too short to measure any, stored settings stay, and where none are stored the runtime's own are:
+    other settings round otherwise, so a model keeps what it began with until somebody measures again. Raises
     CacheError, Cancelled.
     """
     if not isinstance(target, LlamaModel):

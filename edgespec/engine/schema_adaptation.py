@@ -16,8 +16,8 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentS
 def adapt_schema(schema: Any) -> tuple[Any, list[str]]:
     """(a copy of `schema` for llguidance; the rules that are left out of it, as sentences)
 
-    Rewritten is only what would make llguidance refuse a common schema; what it cannot do it leaves out with a warning.
-    Raises TypeError or ValueError for what is not JSON.
+    Only what would make llguidance refuse a common schema is rewritten or left out. Other rules that llguidance cannot
+    enforce it leaves out itself, with a warning. Raises TypeError or ValueError for what is not JSON.
     """
     dropped: list[str] = []
 

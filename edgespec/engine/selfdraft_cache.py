@@ -49,8 +49,10 @@ class SelfDraftCache:
 
     @contextmanager
     def trying(self, setting: Setting, request: str) -> Iterator[None]:
-        """Raises Unsupported if three processes have ended in such a block: a runtime may crash in a trial. They may
-        also have been killed, so the first two do not count.
+        """Note on disk that a search is under way, until the block ends.
+
+        Raises Unsupported if another process is searching, or if three processes have ended within such a block: a
+        runtime may crash in a trial. Processes may also have been killed, so the first two do not count.
         """
         path, key = self.folder / _UNFINISHED, {**setting, "asked": request}
         deaths = load_entry(path, "unfinished", key, lambda found: int(found["times"])) or 0

@@ -17,7 +17,7 @@ from edgespec.engine.selfdraft_cache import Choice
 from edgespec.errors import BackendError, DoesNotFit, EdgespecError
 from edgespec.progress import loading
 
-EVALUATION_S = 10.0  # of a search that nobody has set a time for
+EVALUATION_S = 10.0  # seconds of a search for which the user has set no time
 _MIN_SPEEDUP = 1.05  # a smaller speedup is not worth the memory
 
 

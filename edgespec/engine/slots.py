@@ -29,8 +29,8 @@ class Slot:
     prompt  how many of those tokens were the prompt
     earlier the texts of this and other slots when the request came
     owner   whose text it is
-    held    tokens of the prompt that the cache had then
-    loss    why others were read again
+    held    tokens of the prompt that the cache had when the request came, or adopted then
+    loss    why tokens of the prompt were read again; None if it is not known, or if none were
     number  among the slots that are open
     use     what the request uses of the memory; None: its text is kept nowhere
     memory  the earlier texts that its drafters may use
@@ -71,7 +71,7 @@ class SlotPool:
         self.max_slots = max_slots
         self._adopts = adopts
         self._kept: list[Slot] = []  # the most recently used one is last
-        self._given: deque[tuple[str, Sequence[int]]] = deque(maxlen=_MAX_GIVEN)  # that slots have lost, with owners
+        self._given: deque[tuple[str, Sequence[int]]] = deque(maxlen=_MAX_GIVEN)  # (owner, text) that slots have lost
 
     def acquire(self, prompt: Sequence[int], owner: str = "", n_saved: int = 0) -> Slot | None:
         """A slot for `prompt`, until `release`; None while all are in use. Raises BackendError.
@@ -141,7 +141,7 @@ class SlotPool:
             slot.tokens = slot.tokens if is_back else []
 
     def release(self, slot: Slot, tokens: list[int]) -> None:
-        """End the use of a slot, whose text is `tokens` now; of one that was cancelled it holds the beginning."""
+        """End the use of a slot, whose text is `tokens` now. After a cancellation the slot holds its beginning only."""
         slot.is_taken, slot.tokens, slot.earlier = False, _held(slot, tokens), ()
 
     def drop(self, slot: Slot) -> None:
@@ -158,7 +158,7 @@ class SlotPool:
 
     @property
     def free(self) -> Sequence[Slot]:
-        """Those that are not in use, the least recently used one first."""
+        """The slots that are not in use, the least recently used one first."""
         return [slot for slot in self._kept if not slot.is_taken]
 
     def is_alone(self, slot: Slot) -> bool:
@@ -179,7 +179,7 @@ class SlotPool:
             slot.close()
 
     def _list_texts(self, chosen: Slot, owner: str) -> list[EarlierText]:
-        """What the slots hold and have lost of an owner, as a request sees it for which `chosen` was chosen."""
+        """The texts of `owner` that slots hold or have lost. `chosen` is the slot of the request that compares them."""
         held = [
             EarlierText(slot.tokens, "own") if slot is chosen else EarlierText(_held(slot, slot.tokens), "other")
             for slot in dict.fromkeys((*self._kept, chosen))

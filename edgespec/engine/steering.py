@@ -107,7 +107,7 @@ _MAX_LATE = 8  # tokens beyond the limit in which a character or a marker may be
 
 
 class ReasoningLimit(_TextVerifier):
-    """Leaves the answer to another until `budget` tokens of reasoning are emitted; then it emits the tokens `closing`.
+    """Leaves verification to `verifier` up to `budget` tokens of reasoning, and then emits the tokens `closing`.
 
     Reasoning that begins again is ended at once. A character and a marker that the model has begun are completed first.
     """

@@ -101,8 +101,10 @@ def _find_json(parts: Iterable[Part]) -> Iterator[Json]:
 
 
 def json_part(schema: Any, *, is_strict: bool = False) -> Json:
-    """Raises InvalidRequest for a schema that is no JSON or nested too deep. The engine refuses one that it cannot
-    enforce as a whole if `is_strict`; else it names what it leaves out, see Finished.
+    """JSON that follows `schema`, given as JSON values.
+
+    Raises InvalidRequest for a schema that is no JSON or nested too deep. If `is_strict`, a schema that cannot be
+    enforced as a whole is refused, here or by the engine; else the engine names what it leaves out, see Finished.
     """
     if not is_shallow(schema, MAX_DEPTH):
         raise InvalidRequest(f"the JSON schema is nested more than {MAX_DEPTH} deep.")
