@@ -134,7 +134,7 @@ def prefers_mlx() -> bool:
 
 
 def device_memory(backend: BackendName, names: Sequence[str] | None = None) -> tuple[DeviceMemory, ...]:
-    """The accelerators that the runtime uses, with their free memory; of llama.cpp's those of these names alone.
+    """The accelerators that the runtime uses, with their free memory. `names` selects some of llama.cpp's; None: all.
 
     Raises BackendUnavailable, and InvalidRequest for a name that none has.
     """

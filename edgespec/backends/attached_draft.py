@@ -97,7 +97,7 @@ class AttachedHead(ABC):
         """A session for a `target` of the same model that holds no tokens. Raises BackendError, Unsupported."""
 
     def shorten(self) -> None:  # noqa: B027 - most heads cannot
-        """Score frequent tokens alone if that suits a text. Called at most once; raises BackendError."""
+        """Have texts that it suits drafted from frequent tokens only. Called at most once; raises BackendError."""
 
     @abstractmethod
     def close(self) -> None:

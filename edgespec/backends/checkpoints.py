@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-_MAX_CHECKPOINTS = 8  # of a text
-_CHECKPOINT_BYTES = 2**28  # that they may take, but for the last one
+_MAX_CHECKPOINTS = 8  # checkpoints of a text
+_CHECKPOINT_BYTES = 2**28  # bytes that they may take; the last one is kept even if it takes more
 _SPACING = 2048  # tokens between two, while a prompt is read
 S = TypeVar("S")
 

@@ -28,7 +28,7 @@ from edgespec.formats.heads import HeadSpec
 
 _CHUNK = 512  # tokens of a prompt that the runtimes read in one forward
 _CELLS = 256  # kernels may change where the cells that they read pass a multiple of it
-_ACCEPTANCE = 0.7  # of a drafted token
+_ACCEPTANCE = 0.7  # assumed acceptance rate of drafted tokens, by which widths are ranked
 _TRIAL = 40  # tokens of the text that `check_width` decodes
 
 
@@ -57,7 +57,10 @@ class FixedWidthSession:
 
     @property
     def draft_limit(self) -> int:
-        """A drafted token reads as many cells as it would if it were the root of the next forward."""
+        """The most draft nodes of the next forward.
+
+        It ends early enough that each drafted token reads as many cells as it would if it were a root.
+        """
         left = self.capabilities.context_size - self.position - 1
         end = (self.position + self._width) % _CELLS
         return max(0, min(self._width - 1, left, _CELLS - 1 - end if end else 0))
@@ -143,7 +146,7 @@ class FixedWidthModel:
 def check_width(model: Model, width: int) -> bool:
     """Whether drafted tokens change no bit of any score at this width, tried on a short text.
 
-    They do for models that run accepted tokens again, in forwards of other widths. Raises Cancelled, BackendError.
+    False for models that run accepted tokens again, in forwards of other widths. Raises Cancelled, BackendError.
     """
     if width == 1:
         return True

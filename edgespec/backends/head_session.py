@@ -65,17 +65,17 @@ class HeadRunner(ABC):
         """Start a draft after `text`, all of whose rows but the root's are held. Raises Cancelled, BackendError."""
 
     def score(self) -> Logits:
-        """[V] after the text, or after the last drafted token."""
+        """The logits [V] after the text, or after the last drafted token."""
         raise NotImplementedError
 
     def step(self, token: int) -> Logits:
-        """[V] after one more drafted token. Raises Cancelled, BackendError."""
+        """The logits [V] after one more drafted token. Raises Cancelled, BackendError."""
         raise NotImplementedError
 
     def branch(self, tree: Draft, n: int) -> list[Logits]:
-        """[V] after each of the last `n` nodes of a tree, which `step` and earlier calls have made without them.
+        """The logits [V] after each of the last `n` nodes of `tree`, none of which is a parent of another.
 
-        Their parents are not among them. Raises Cancelled, BackendError.
+        `step` and earlier calls have added the nodes before these. Raises Cancelled, BackendError.
         """
         raise NotImplementedError
 
@@ -128,9 +128,9 @@ class _HeadReader:
         return max(self._held, self._features.start)
 
     def _start(self, text: Sequence[int], window: int) -> bool:
-        """Read the rows of `text`, of a long unread part those of the last `window` tokens, and start a draft.
+        """Read the rows of `text` that are not held, those of the last `window` tokens at most, and start a draft.
 
-        False if there are none, or no room. Raises BackendError, Cancelled.
+        Returns False if there are no rows, or no room for a draft. Raises BackendError, Cancelled.
         """
         runner, first, last = self._runner, self._settle(text), len(text) - 1
         if not 0 < last < self._context_size:
@@ -164,12 +164,12 @@ class HeadSession(_HeadReader):
         return self._runner.takes_trees
 
     def read(self, text: Sequence[int], window: int) -> Logits | None:
-        """[V] after `text`. None for a text of one token, and at the end of the context."""
+        """The logits [V] after `text`. None for a text of one token, and at the end of the context."""
         self._tree = NO_DRAFT
         return self._runner.score() if self._start(text, window) else None
 
     def step(self, token: int) -> Logits | None:
-        """[V] after one more token; None behind the last one that the head drafts, and at the end of the context."""
+        """The logits [V] after one more token; None if the head drafts no more, and at the end of the context."""
         if len(self.text) - self._base + 1 >= self._most_drafts:
             return None
         logits = self._runner.step(token)
@@ -178,7 +178,7 @@ class HeadSession(_HeadReader):
         return logits
 
     def branch(self, tokens: Sequence[int], parents: Sequence[int]) -> list[Logits] | None:
-        """[V] after each new node below `parents`, which are nodes of earlier calls or -1; None if no more fit."""
+        """The logits [V] after each new node. `parents` are nodes of earlier calls, or -1; None if no more fit."""
         tree = self._tree.extend(tokens, parents)
         if len(tree) > min(MAX_TREE, self._context_size - self._base):
             return None

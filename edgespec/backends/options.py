@@ -35,7 +35,7 @@ class LoadOptions:
     exact_width      rows of those forwards, 1, 2, 4 or 8; None: the cheapest by measurement. It changes the text
     mtp              load the MTP layers that the model's file has, for a head in it; llama.cpp refuses some files
                      without them
-    workers          HOST:PORT of workers that compute a part of the layers, see backends.workers
+    workers          HOST:PORT of workers that compute a part of the layers, see machines.workers
     trusts_network   whether workers may be on a network, whose machines can then run code on them
     """
 

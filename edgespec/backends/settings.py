@@ -14,7 +14,7 @@ _LONG, _SHORT = 1500, 100  # tokens of context at which settings are measured
 LONGEST = _LONG + ROOM
 """Cells of a context in which settings are measured, at most; two are open at a time."""
 
-_MIN_LONG = 192  # below it attention takes too little of a forward to be measured
+_MIN_LONG = 192  # tokens; below, attention takes too little of a forward to be measured
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class NativeBatch:
         self.native.n_tokens = end
 
     def tree(self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[Sequence[int]]) -> None:
-        """Add one row a token at its own position, in all of its `sequences`; every row yields logits."""
+        """Add a row for each token, at its position and in all of its `sequences`; every row yields logits."""
         start = self.native.n_tokens
         end = start + len(tokens)
         self._token[start:end] = tokens
@@ -66,8 +66,8 @@ class NativeBatch:
 
 
 class FullBatch(NativeBatch):
-    """It asks for the scores of all rows, for graphs that score every row: llama.cpp takes their first scores for those
-    that were asked for.
+    """Asks for the scores of all rows. Some graphs score every row whatever is asked, and llama.cpp would then return
+    their first scores in place of those that were asked for.
     """
 
     def seal(self) -> npt.NDArray[np.intp]:

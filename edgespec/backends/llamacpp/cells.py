@@ -12,7 +12,7 @@ from edgespec.backends.llamacpp.context import Context
 from edgespec.backends.llamacpp.rollback import Rollback
 from edgespec.backends.llamacpp.scores import SequenceSlot
 
-_FREE_SHARE = 0.3  # of the free memory, that a copy may take; a second one is made for a context with streams
+_FREE_SHARE = 0.3  # share of the free memory that a copy may take; for a context with streams a second one is made
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,9 @@ class Cells:
         return streams is not None and self.sequence in streams.copying
 
     def read(self, api: Any, limit: int | None = None) -> memoryview | None:
-        """A copy, as a context without streams has it; None if there is nothing to read, or more than `limit` bytes or
-        than a part of the free memory.
+        """A copy, in the format of a context without streams.
+
+        None if there is nothing to read, or if it takes more than `limit` bytes or `_FREE_SHARE` of the free memory.
         """
         handle, streams = self.context.native.handle, self.context.streams
         size = 0 if self.is_copying else api.llama_state_seq_get_size(handle, self.sequence)

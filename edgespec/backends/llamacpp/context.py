@@ -15,7 +15,7 @@ from edgespec.core.peers import SOLO, BatchPeers
 from edgespec.errors import BackendError, Cancelled
 
 MAX_ROWS = 64  # of one session's forward: a root and 63 draft nodes
-_ROWS_PER_SLOT = 8  # output rows of a shared context, if that is more
+_ROWS_PER_SLOT = 8  # output rows of a shared context for each slot, if these are more than MAX_ROWS in all
 _MAX_SEQUENCES = 256  # of any llama.cpp context
 _PREFILL_CHUNK_WITH_PEERS = 64  # tokens, while other sessions decode and wait for the same forward
 
@@ -82,7 +82,7 @@ class Context:
         return SequenceSlot(sequence)
 
     def release(self, slot: SequenceSlot) -> None:
-        """Its sequence is empty. The native context is freed with the last session."""
+        """Take back a slot, whose sequence is empty. The native context is freed with the last session."""
         self._free.add(slot.sequence)
         self._last.scores.pop(slot.sequence, None)
         if self._free == self._slots:
@@ -123,7 +123,7 @@ class Context:
     def stage_tree(
         self, slot: SequenceSlot, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[Sequence[int]]
     ) -> LlamaScores:
-        """Stage one row a token, each with scores, at its own position and in all of its `sequences`."""
+        """Stage a row for each token, with scores, at its position and in all of its `sequences`."""
         fill = partial(self.native.batch.tree, tokens, positions, sequences)
         return self._stage(slot, fill, len(tokens), len(tokens), is_prefill=False)
 
@@ -173,5 +173,5 @@ class Context:
         return [scores for sequence, scores in latest.items() if sequence != slot.sequence]
 
     def _is_cancelled(self) -> bool:
-        """Whether none of the sessions in the batch wants it any more."""
+        """Whether the work of all sessions in the batch is cancelled."""
         return all(scores.is_cancelled for scores in self._last.scores.values())

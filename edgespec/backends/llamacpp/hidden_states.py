@@ -42,7 +42,10 @@ class HiddenStates:
         self._buffers: dict[int, Floats] = {}  # llama.cpp's, by address
 
     def follow(self, context: int) -> HiddenStates:
-        """The same of a text that moves to another context of the model; `features` stay the same object."""
+        """The hidden states of the same text in another context of the model, to which it moves.
+
+        `features` stay the same object. Raises Unsupported.
+        """
         moved = HiddenStates(self._lib, context, self._layers)
         moved.features = self.features
         return moved

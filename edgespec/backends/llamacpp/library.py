@@ -100,7 +100,10 @@ class Library:
         return tuple(found)
 
     def find_devices(self, names: Sequence[str] | None = None, *, only_gpus: bool = True) -> tuple[Device, ...]:
-        """Those of these names, or all. Raises InvalidRequest for a name that none has."""
+        """The GPUs of these names, or all; with `only_gpus` False, other devices too.
+
+        Raises InvalidRequest for a name that none has.
+        """
         found = {device.name: device for device in self.devices() if device.is_gpu or not only_gpus}
         for name in names or ():
             if name not in found:

@@ -143,7 +143,7 @@ class LlamaModel:
         self.options = settings.apply(self._given)
 
     def allow_tree_cache(self, *, allowed: bool) -> None:
-        """Whether later shared contexts have a cache for a text that is alone, see LoadOptions."""
+        """Set whether later shared contexts have a cache for a text that is alone, see LoadOptions."""
         self._given = replace(self._given, tree_cache=allowed)
         self.options = replace(self.options, tree_cache=allowed)
 
@@ -240,9 +240,9 @@ class LlamaModel:
 def load(path: Path, options: LoadOptions, *, vocabulary_only: bool = False, sees_gpus: bool = False) -> LlamaModel:
     """Load a GGUF file whose header formats.gguf_validate has checked.
 
-    With `vocabulary_only` it has a tokenizer and a chat template, but opens no sessions. `sees_gpus`: with no layers on
-    GPUs too, for graphs with tensors of a model that lies there. Raises InvalidModelFile, BackendUnavailable,
-    Cancelled, BackendError; InvalidRequest for devices and workers.
+    With `vocabulary_only` it has a tokenizer and a chat template, but opens no sessions. `sees_gpus`: the model may use
+    GPUs even if no layer of it lies there, for graphs with tensors of another model that does. Raises InvalidModelFile,
+    BackendUnavailable, Cancelled, BackendError; InvalidRequest for devices and workers.
     """
     lib = library()
     api = lib.api

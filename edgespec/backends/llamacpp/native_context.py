@@ -17,7 +17,7 @@ from edgespec.core.arrays import Logits
 from edgespec.errors import BackendError, Cancelled
 from edgespec.machines.huge_pages import NewMemory
 
-MAX_TOKENS = 512  # of one decode: n_batch and n_ubatch
+MAX_TOKENS = 512  # tokens of one decode: n_batch and n_ubatch
 _ABORTED, _NO_KV_SLOT = 2, 1  # what llama_decode returns
 _MAX_UNPOLLED_S = 0.1  # a decode that is expected to take no longer cannot be cancelled while it runs
 
@@ -129,7 +129,7 @@ class NativeContext:
         )
 
     def _find_outputs(self) -> Logits:
-        """llama_get_logits waits until an accelerator has finished."""
+        """A view of the output buffer. llama_get_logits waits for an accelerator to finish. Raises BackendError."""
         pointer = self._lib.api.llama_get_logits(self.handle)
         if not pointer:
             raise BackendError("llama.cpp returned no logits.", hint="Report this as a bug, with --verbose output.")

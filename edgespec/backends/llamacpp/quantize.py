@@ -52,7 +52,8 @@ def quantize(source: Path, destination: Path, ftype: str) -> None:
 def _must_keep_type(tensor: TensorInfo) -> bool:
     """Whether a forward aborts on other types of `tensor`: norms are multiplied by element, and so are convolutions.
 
-    llama.cpp leaves those out that it knows by name. It makes floats of 16 bits of rows that are no whole blocks.
+    By itself llama.cpp leaves out only those that it knows by name. It converts rows that are no whole blocks to floats
+    of 16 bits.
     """
     return "norm" in tensor.name or tensor.shape[0] % _BLOCK != 0
 

@@ -22,8 +22,8 @@ from edgespec.sockets import keep_alive
 
 _RESTART = "Start it again there (edgespec worker), with the same version as here, and check the network."
 BUILD_SETTING = "-DGGML_RPC=on"
-_IDLE_S, _PROBES = 5, 3  # of a connection, after which packets ask whether the other side lives, one each second
-_UNHEARD_MS = 15_000  # for which packets may stay unanswered
+_IDLE_S, _PROBES = 5, 3  # TCP keepalive: seconds without traffic before probes, and probes, one each second
+_UNHEARD_MS = 15_000  # milliseconds for which packets may stay unanswered
 connected: list[str] = []
 """The workers that this process uses."""
 

@@ -86,7 +86,7 @@ class LlamaScores:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody wants them any more."""
+        """Whether the work that reads these scores is cancelled."""
         try:
             self._check()
         except Cancelled:
@@ -132,7 +132,10 @@ class LlamaScores:
         return self._rows
 
     def place(self, token: int, output: int) -> tuple[int, int]:
-        """Write the rows behind `token` others, `output` of which have scores; returns both with these."""
+        """Write the rows to the native batch, behind `token` rows of which `output` have scores.
+
+        Returns both counts with these rows included.
+        """
         self._place = token, output
         self._fill()
         return token + self.n_tokens, output + self.n_outputs

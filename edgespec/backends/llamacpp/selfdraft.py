@@ -39,7 +39,7 @@ class SharedKVSession(LlamaSession):
 
     @property
     def position(self) -> int:
-        """Each forward asks for it before it starts."""
+        """The tokens in the cache, once it has what the target holds. Each forward asks for it before it starts."""
         self._sync()
         return len(self.tokens)
 

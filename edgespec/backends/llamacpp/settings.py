@@ -25,10 +25,10 @@ _SHORT = 128  # cells for threads alone
 _ROWS = (1, 4)  # of a forward whose threads are chosen: without a draft, and with a usual one
 _MAX_ROUNDS = 25
 _MIN_ROUNDS = 3  # to choose anything
-_MIN_GAIN = 1.05  # of speed, for another number of threads
+_MIN_GAIN = 1.05  # least gain in speed for which another number of threads is chosen
 _MIN_FLASH_GAIN = 1.1  # for another kind of attention, which changes the rounding: a close measurement decides nothing
 _MAX_GAIN = 1.6  # fewer threads that gain more have shown that the cores were not idle
-_MAX_STEP_S = 0.25  # of a forward of one row, in the shortest measurement; longer ones allow longer steps
+_MAX_STEP_S = 0.25  # nothing is measured if a forward of one row takes longer; long measurements allow longer ones
 
 
 class SettingsMeasurement:

@@ -45,14 +45,16 @@ class Split:
         return sum(count > 0 for counts in self.workers for count in counts)
 
     def describe(self, workers: Sequence[Worker]) -> str:
-        """Such as '4 layers here, 12 on 10.0.0.2:50052'."""
+        """The layers of each machine in words, such as '4 layers here, 12 on 10.0.0.2:50052'."""
         parts = [f"{self.here} layer{'s' * (self.here != 1)} here"]
         parts += [f"{n} on {each.address}" for n, each in zip(self.remote, workers, strict=True)]
         return ", ".join(parts)
 
 
 def split_layers(count: int, workers: Sequence[Worker], memory: Memory, gpu_layers: int | None) -> Split:
-    """Split `count` layers in proportion to free memory, this machine's among it; each part gets one if there are any.
+    """Divide `count` layers among the workers' devices and this machine, in proportion to free memory.
+
+    Each device gets one as long as there are any.
 
     This machine takes part with its accelerators, or with its processor if it has none. `gpu_layers`: that many are
     not on its processor. Raises InvalidRequest if the workers would have none.
@@ -79,7 +81,7 @@ def divide(count: int, sizes: Sequence[int]) -> list[int]:
     """`count` things in proportion to `sizes`; every part gets one as long as there are any."""
     counts = [0] * len(sizes)
     for _ in range(count):
-        # The part without any, or else that with the most room for one more
+        # A part without any, or else the one with the largest size for each thing, one more included
         chosen = max(range(len(sizes)), key=lambda i: (not counts[i], sizes[i] / (counts[i] + 1), -counts[i]))
         counts[chosen] += 1
     return counts

@@ -16,9 +16,10 @@ _HEAD, _WORD = 8, 4  # bytes before a state, which llama.cpp checks, and of a co
 class Streams:
     """The streams of a native context, their copies that are not made yet, and the gaps between those that decode.
 
-    llama.cpp joins the rows of streams with consecutive ids alone, and reads the weights once more for each gap, unless
-    a row each is computed and dropped for those between. If weights are read for most of the time, that is faster,
-    and if rows are computed, it is not. So both ways are timed.
+    llama.cpp joins rows in one forward only if the ids of their streams are consecutive, and reads the weights once
+    more for each gap. A gap is filled by rows for the streams in it, which are computed and dropped. That is faster if
+    a forward spends most of its time on reading weights, and slower if it spends it on computing rows. So both ways are
+    timed.
 
     copying  ids of the streams that are copied, or copied to, before the next decode
     """
@@ -33,7 +34,10 @@ class Streams:
         self._key = (0, 0)  # its rows and gaps
 
     def fill_gaps(self, ids: Sequence[int], n_rows: int) -> dict[int, int]:
-        """The streams to add a row to in a decode of `n_rows` in the streams `ids`, in order, with its positions."""
+        """The streams that fill gaps of a decode by a row each, with the position of that row.
+
+        The decode has `n_rows` rows in the streams `ids`, which ascend.
+        """
         found: dict[int, int] = {}
         for low, high in pairwise(ids):
             between = range(low + 1, high)
@@ -60,9 +64,10 @@ class Streams:
                 self._seconds[other] *= 0.995  # it is tried again some time
 
     def cut_state(self, state: bytearray, sequence: int) -> memoryview:
-        """The state of a sequence as a context without streams has it.
+        """`state`, that of a sequence, in the format of a context without streams.
 
-        Behind a head it has the number of streams, and for each the number of cells and the cells; others have none.
+        A state has a head, the number of streams, and for each stream the number of its cells and the cells. Streams of
+        other sequences have none.
         """
         start, end = _HEAD + _WORD * (1 + sequence), len(state) - _WORD * (self._n - 1 - sequence)
         begin = start - _HEAD - _WORD
@@ -70,6 +75,6 @@ class Streams:
         return memoryview(state)[begin:end]
 
     def pad_state(self, state: memoryview) -> memoryview:
-        """What `cut_state` has returned, in this or another context, as this one has it. It can be written to."""
+        """A writable copy, in the format of this context, of what `cut_state` of this or another one has returned."""
         head, cells, empty = bytearray(state[:_HEAD]), state[_HEAD + _WORD :], bytes(_WORD * (self._n - 1))
         return memoryview(head + self._n.to_bytes(_WORD, "little") + cells + empty)

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.files import stat_files
 
 _MARK = ".client"
-_SPARE_BYTES = 256 * 2**20  # of the disk; with less, a file may have been cut off
+_SPARE_BYTES = 256 * 2**20  # free bytes on the disk; with fewer, a file may have been cut off
 
 
 class WeightsCache:

@@ -22,7 +22,7 @@ from edgespec.errors import BackendError
 SLACK = 128  # rows kept before a window, which bound how far it can be trimmed
 _STEP = 256  # rows by which a buffer grows
 KVQuantization = tuple[int, int]
-"""Of a cache: bits of an element, and elements that share a scale and a bias."""
+"""(bits of an element, number of elements that share a scale and a bias) of a quantized cache."""
 
 
 class KeyValues:
@@ -73,7 +73,7 @@ class KeyValues:
         return rows[0], rows[1]
 
     def make_mask(self, N: int, return_array: bool = False, window_size: int | None = None) -> Any:
-        """What N new rows attend to of the rows that the next update returns; None or "causal" if that says it."""
+        """The mask of N new rows over the rows that the next update returns; None if there is none, or "causal"."""
         used = self.length - self._start
         cached = used if self.window is None else min(used, self.window - 1)
         window = min((w for w in (self.window, window_size) if w is not None), default=None)
@@ -95,7 +95,7 @@ class KeyValues:
         return position <= self.length and self._start <= max(0, position - (self.window or 0) + 1)
 
     def extract(self, sink: int, window: int) -> KeyValues:
-        """A copy with the first `sink` and last `window` rows; if this one has a window, with as many last ones."""
+        """A copy with the first `sink` and last `window` rows; if this cache has a window, the last sink + window."""
         if self.window is not None:
             sink, window = 0, sink + window
         used = self.length - self._start

@@ -122,7 +122,7 @@ def _trunk_class(kind: type) -> Any:
 
 
 def _first(y: Any) -> Any:
-    """What a layer computes, behind which some models have more."""
+    """The output of a layer; some models return a tuple that begins with it."""
     return y[0] if isinstance(y, tuple) else y
 
 

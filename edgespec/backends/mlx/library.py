@@ -51,7 +51,7 @@ def leave_thread() -> None:
 
 
 def _leave_process() -> None:
-    """`leave_thread` for the main thread, after the arrays of garbage: MLX may abort if they are freed later."""
+    """`leave_thread` for the main thread. Garbage is collected first: MLX may abort if its arrays are freed later."""
     gc.collect()
     leave_thread()
 

@@ -72,7 +72,7 @@ class MlxSelfDraft(AttachedDraft):
 
 
 def check_layers(runner: ModelRunner) -> None:
-    """Whether the model's layers can be skipped. Raises Unsupported if its layers or caches do not allow it."""
+    """Raises Unsupported if the model's layers or caches do not allow a self-draft."""
     layers, entries = get_layers(runner.model), runner.caches.entries
     for is_so, reason in (
         (bool(runner.caches.recurrent), "its layers have recurrent states, which a draft cannot share"),

@@ -63,7 +63,8 @@ class Rows:
 class Forward:
     """A forward that was not committed yet, and the caches before it.
 
-    after  the scores on whose first token it was started before the host had read that; the root is known then
+    after  of a forward that was started early: the scores whose first token is its root. The root is known once the
+           host has read that token
     """
 
     rows: Rows

@@ -16,7 +16,7 @@ from edgespec.errors import BackendError, Cancelled, ContextOverflow, InvalidReq
 from edgespec.machines.ranks import Ranks, take_ranks
 from edgespec.machines.wire import Follower, Leader
 
-_LOST_S = 0.5  # in which this process ends if the reason was that a rank has ended: its connection tells
+_LOST_S = 0.5  # wait after an error: if a rank that has ended caused it, its connection ends this process meanwhile
 REFUSALS = (Cancelled, ContextOverflow, RollbackError, Unsupported, ValueError)
 """What an operation raises on all ranks alike."""
 
@@ -35,7 +35,7 @@ class Team(ABC):
         """Raises Cancelled on all ranks at the same point, if rank 0's work is cancelled."""
 
     def leave(self) -> None:  # noqa: B027 - rank 0 hears of the error
-        """The ranks are out of step: an operation has failed in the middle."""
+        """Called when an operation has failed in the middle, so that the ranks are out of step."""
 
     def share(self, x: Any) -> Any:
         """Rank 0's `x`, which has the same shape everywhere; a lazy array."""

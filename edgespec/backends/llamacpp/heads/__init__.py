@@ -48,7 +48,7 @@ class LlamaHead(AttachedHead):
             self._weights.close()
 
 
-_MTP_KINDS = ("mtp", "gemma4-assistant")  # whose graph is one of its own beside that of the model in the file
+_MTP_KINDS = ("mtp", "gemma4-assistant")  # run by the MTP graph of a file, not by the graph of its model
 _KINDS: dict[HeadKind, Callable[[LlamaModel, Path, HeadSpec], OpenContext]] = {
     "eagle3": prepare_eagle3,
     "mtp": prepare_mtp,

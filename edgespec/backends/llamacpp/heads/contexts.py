@@ -70,7 +70,11 @@ class DraftContext(HeadRunner):
 
 
 class HeadContext(DraftContext):
-    """Its cache keeps pairs by position; a pair's own state stands for the target's if there is none yet."""
+    """A head over pairs, which its cache keeps by position.
+
+    A pair joins a token with the target's hidden state of the token before. If the target has not read that token, the
+    head's own state of the pair before stands in for it.
+    """
 
     def __init__(self, lib: Library, model: Any, params: Any, **settings: Any) -> None:
         """`settings` are those of DraftContext. Raises BackendError, Unsupported."""
@@ -104,7 +108,7 @@ class HeadContext(DraftContext):
         return self._logits
 
     def encode(self, features: Floats, position: int) -> Floats:
-        """[n, size] what pairs are made of, of the target's rows [n, width] of consecutive positions: the same."""
+        """The states [n, size] of pairs, from the target's rows [n, width] of consecutive positions: here the same."""
         return features
 
     def add(self, tokens: Sequence[int], states: Floats, position: int) -> None:
@@ -236,7 +240,7 @@ class ChainContext(HeadContext):
 
 
 class AssistantContext(HeadContext):
-    """Its cache is the target's, so that all rows have the position of the root, and none are dropped."""
+    """A head over the target's cache: all rows have the position of the root, and none are dropped."""
 
     has_cache = False
     _root = 0
@@ -252,7 +256,8 @@ class AssistantContext(HeadContext):
 
 
 class BlockContext(DraftContext):
-    """Its cache has the keys and values of the target's states by position, and while it drafts those of a block.
+    """A head that drafts blocks. Its cache has keys and values of the target's states by position and, during a draft,
+    those of a block.
 
     Follows src/models/dflash.cpp of llama.cpp, which takes the embeddings and the output matrix of `ctx_other` if
     the head has none.
@@ -282,7 +287,10 @@ class BlockContext(DraftContext):
         self._states.native.pos = self._positions.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
 
     def read(self, text: Sequence[int], first: int, features: Features[Floats]) -> int:
-        """Adds states. Of a rotary embedding with sections, the last has no position and the others that of text."""
+        """Adds the target's states.
+
+        Of a rotary embedding with sections, the last section has the position 0, and the others have the token's.
+        """
         end = min(first + MAX_ROWS, len(text) - 1)
         n = end - first
         self._features[:n] = features.take(first, end)
@@ -302,7 +310,7 @@ class BlockContext(DraftContext):
         return self._rows[:n]
 
     def _decode_block(self, tokens: list[int], position: int) -> list[Logits]:
-        """The rows [V] that predict, of a block that begins at `position`."""
+        """The logits [V] of each row that predicts a token, of a block that begins at `position`."""
         self._native.batch.chain(tokens, position, 0, outputs=len(tokens))
         rows = self._native.decode()[self._first_row : len(tokens)]
         return list(rows.copy())

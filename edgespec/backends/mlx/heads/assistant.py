@@ -112,5 +112,5 @@ def _find_trunk(target: Any, module: Assistant) -> Any:
 
 
 def _list_kinds(trunk: Any) -> set[tuple[str, int]]:
-    """(type, numbers of a head) of the layers."""
+    """(type of attention, width of a head) of the layers."""
     return {(layer.layer_type, layer.self_attn.head_dim) for layer in trunk.layers}

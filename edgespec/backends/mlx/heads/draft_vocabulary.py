@@ -32,7 +32,7 @@ class DraftVocabulary:
 
     @property
     def size(self) -> int:
-        """W"""
+        """W, the number of tokens that the head scores."""
         return self.vocab_size if self.ids is None else int(self.ids.size)
 
     def spread(self, scores: Any) -> Any:
@@ -80,7 +80,7 @@ def choose_frequent(tokenizer: Tokenizer, count: int) -> npt.NDArray[np.int32]:
 
 
 def take_rows(multiply: Callable[[Any], Any], ids: Any) -> tuple[Callable[[Any], Any], int]:
-    """What multiplies by the rows `ids` [W] of an output matrix, which are copied, and their bytes.
+    """(a function that multiplies by the rows `ids` [W] of an output matrix, the bytes of these rows). They are copied.
 
     `multiply` is a linear layer, or `as_linear` of embeddings; either may be quantized. Raises Unsupported for others.
     """

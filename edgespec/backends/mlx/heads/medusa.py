@@ -23,11 +23,11 @@ from edgespec.formats.heads import HEAD_HINT, HeadSpec
 # HEAD.LAYER.linear.weight of a residual block, HEAD.LAYER.weight of an output matrix behind the blocks
 _MEDUSA_NAME = re.compile(r"(?:medusa_heads?\.)?(\d+\.\d+\.(?:linear\.)?weight)")
 Blocks = Sequence[tuple[Any, Any]]
-"""(the matrix of the residual, None for the input itself; that of the block)"""
+"""(linear layer of the residual, or None if it is the input itself; linear layer) of each block."""
 
 
 def run_blocks(blocks: Blocks, x: Any) -> Any:
-    """[n, H] of rows `x`."""
+    """Run rows `x` [n, width] through residual blocks; returns [n, H]."""
     for residual, linear in blocks:
         x = (x if residual is None else residual(x)) + nn.silu(linear(x))
     return x
@@ -132,7 +132,7 @@ class HydraNetwork(HeadNetwork):
         return mx.concatenate([states, embedded], axis=-1)
 
     def score(self, output: Any, n: int = 1) -> Any:
-        """Logits [1, V] float32 of the head that reads so many embeddings."""
+        """Logits [1, V] float32 of the head that reads as many embeddings as `output` has."""
         head = output.shape[-1] // self._size - 2
         scores = self._outputs[head](run_blocks(self._blocks[head], output))
         return self.vocabulary.spread(scores.astype(mx.float32))

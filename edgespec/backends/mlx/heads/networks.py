@@ -116,7 +116,7 @@ def read_pairs(folder: Path, spec: HeadSpec, arrays: Arrays, target: TargetParts
     return PairNetwork(spec, read_layer_shape(folder), weights, target, shifts)
 
 
-# Of a layer, not of the target
+# Names of the MTP layer's experts; those of the target's layers do not match
 _EXPERT = re.compile(
     r"(?P<mlp>(?:.*\bmtp\.)?layers\.0\.mlp\.)experts\.(?:(?P<index>\d+)\.)?(?P<part>\w+_proj)(?:\.weight)?$"
 )
@@ -159,7 +159,7 @@ def find_shifts(weights: HeadWeights) -> dict[str, float]:
     return shifts | {"layers": float(is_short), "output_norm": float(weights.mean("output_norm") < _PLAIN_MEAN)}
 
 
-_PLAIN: Mapping[str, tuple[object, ...]] = {  # what a config may say if nothing else is computed
+_PLAIN: Mapping[str, tuple[object, ...]] = {  # values of a config that ask for nothing beyond what is computed here
     "hidden_act": ("silu",),
     "rope_is_neox_style": (True,),
     "attention_value_scale": (1,),
@@ -234,10 +234,10 @@ class BlockNetwork(HeadNetwork):
         return [cache.state for cache in caches]
 
     def start_draft(self, root: int, output: Any, caches: Sequence[KeyValues]) -> Any:
-        """Output [n_drafts, H] of the rows that predict; of DSpark (their scores [n_drafts, W], the root).
+        """The output [n_drafts, H] of the rows that predict tokens; for DSpark (their scores [n_drafts, W], root [1]).
 
-        None of them is kept. All rows of a block run, as in training: since they attend to each other, fewer of them
-        would say other things.
+        No row stays in the caches. All rows of a block run, as in training: since they attend to each other, the scores
+        of fewer rows would be others.
         """
         held, (masks, first_row) = caches[0].length, self._block
         x = self._embed(mx.array([root, *masks], mx.int32)).astype(self.dtype)

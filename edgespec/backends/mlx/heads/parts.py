@@ -72,7 +72,7 @@ def read_head_config(folder: Path) -> dict[str, Any]:
 
 
 def _make_rope(config: Mapping[str, Any], head_dim: int) -> Any:
-    """Newer configs keep the settings of the rotation in a table of their own."""
+    """The rotary embedding that a config states. Newer configs keep its settings in a table of their own."""
     table = config.get("rope_parameters") or {}
     base = config.get("rope_theta") or table.get("rope_theta") or 10_000.0
     share = config.get("partial_rotary_factor") or table.get("partial_rotary_factor") or 1.0
@@ -86,7 +86,7 @@ def _make_rope(config: Mapping[str, Any], head_dim: int) -> Any:
 
 
 class Mlp:
-    """Llama's."""
+    """Llama's feed-forward part."""
 
     def __init__(self, weights: HeadWeights, shape: LayerShape, prefix: str) -> None:
         """Raises InvalidModelFile for tensors of other shapes."""
@@ -151,7 +151,10 @@ class HeadLayer:
         self._mlp = kind(weights, shape, prefix)
 
     def run(self, x: Any, cache: KeyValues, residual: Any) -> Any:
-        """[n, size] of rows `x` [n, width], which follow those in `cache`, added to `residual` [n, size]."""
+        """The output [n, size] for rows `x` [n, width], which follow those in `cache`.
+
+        `residual` [n, size] is what the attention is added to.
+        """
         h = residual + self._attend(self._norm(x, "attention_norm"), cache)
         return h + self._mlp(self._norm(h, "ffn_norm"))
 

@@ -100,7 +100,10 @@ class HeadNetwork(ABC):
         self.nbytes, self.dtype, self.vocabulary = weights.nbytes, weights.dtype, vocabulary
 
     def shorten(self, ids: Any) -> Self:
-        """The same head with the rows `ids` [W] of its output matrices, which `nbytes` are of. Raises Unsupported."""
+        """The same head with only the rows `ids` [W] of its output matrices. Its `nbytes` count these rows alone.
+
+        Raises Unsupported.
+        """
         taken = {id(each): take_rows(each, ids) for each in self._outputs}  # some heads share one matrix
         short = copy.copy(self)
         short._outputs = [multiply for multiply, _ in (taken[id(each)] for each in self._outputs)]

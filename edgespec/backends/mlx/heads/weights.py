@@ -40,7 +40,7 @@ class HeadWeights:
 
     @property
     def layer_prefixes(self) -> list[str]:
-        """What the names of each layer begin with; nothing if there is one layer."""
+        """The prefix of the neutral names of each layer; one empty prefix if layers are not numbered."""
         numbered = sum(name.endswith(".q") for name in self.names)
         return [f"{i}." for i in range(numbered)] or [""]
 
