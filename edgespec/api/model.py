@@ -62,7 +62,11 @@ async def load_async(
 
 
 def _prepare_load(model: str | PathLike[str] | None, arguments: LoadArguments) -> tuple[LoadConfig, EngineClient]:
-    """The engine is in this process, or isolated; with workers it always is, since a lost one ends its process."""
+    """(what to load, the client of an engine that will load it). Raises InvalidRequest, TypeError.
+
+    The engine is in this process, or in one of its own if it is `isolated`. With workers it always has its own, since a
+    lost worker ends the process.
+    """
     require_known("load", arguments, LoadArguments.__annotations__)
     if not (model is None or isinstance(model, str | PathLike)):
         raise InvalidRequest(
