@@ -18,7 +18,7 @@ SHARE = 0.5
 
 
 class NoRoom(Exception):
-    """Documents have their share of the memory."""
+    """A document does not fit into the share of the memory that documents may take."""
 
 
 class Corpus:

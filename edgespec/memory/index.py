@@ -64,16 +64,16 @@ class TextIndex:
 
     @property
     def files(self) -> list[Segment]:
-        """The oldest first."""
+        """The segments of files, the oldest first."""
         return list(self._files.values())
 
     @property
     def segments(self) -> list[Segment]:
-        """All, the oldest first."""
+        """All segments, the oldest first."""
         return [*self.files, *self.live]
 
     def texts(self) -> list[StoredText]:
-        """Those in no file, the oldest first."""
+        """The texts that are in no file, the oldest first."""
         return [text for segment in self.live for text in segment.texts or ()]
 
     def add(self, texts: list[StoredText]) -> None:
@@ -88,7 +88,7 @@ class TextIndex:
             self.live = tuple(live)
 
     def keep(self, is_kept: Callable[[StoredText], bool]) -> None:
-        """Drop the other texts that are in no file."""
+        """Drop the texts in no file for which `is_kept` is false."""
         with self._lock:
             kept: list[Segment] = []
             for segment in self.live:

@@ -16,21 +16,21 @@ import numpy as np
 from edgespec.files import remove_unfinished, replace_file, stat_files
 
 FOLDER = "prefixes"
-"""Of the memory's folder."""
+"""The folder of these files inside the memory's folder."""
 
 LIMIT_BYTES = 4 * 2**30
-"""Of all files."""
+"""The most bytes that all files take together."""
 
 FILE_BYTES = LIMIT_BYTES // 2
-"""Of one file, which is in memory while it is written or read."""
+"""The most bytes of one file, which is in memory while it is written or read."""
 
 LEAST_TOKENS = 256
-"""Of a text whose cache is worth a file."""
+"""The fewest tokens of a text whose cache is worth a file."""
 
 _SUFFIX = ".prefix"
 _MAGIC = b"EDGEPFX1"
 _HEAD = struct.Struct("<8sQQ32s")  # magic, tokens, bytes of the cache, BLAKE2b of tokens and cache
-_FREE_SHARE = 0.1  # of the disk, which stays free
+_FREE_SHARE = 0.1  # share of the disk that stays free
 
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int32]]

@@ -120,7 +120,7 @@ def list_segments(database: Database, key: SpaceKey) -> list[SegmentRow]:
 
 
 def add_segment(database: Database, key: SpaceKey, plan: BuildPlan, data: bytes, epoch: int) -> None:
-    """Write a segment file as planned, of `build_segment`.
+    """Write the segment of `plan` to a file; `data` is what `build_segment` has returned.
 
     Nothing is written if texts were forgotten since `epoch`, or another process has built segments of these texts.
     """

@@ -11,16 +11,17 @@ from edgespec.memory.database import Database
 
 _WORDS = 3  # for a token: one in the database, two in a segment
 BYTES = 4 * _WORDS
-"""What a token takes."""
+"""Bytes that a stored token takes."""
 
-_ROW_BYTES = 100  # of a text's other columns
-_REMAINING = 0.9  # of the limit, after texts were removed
+_ROW_BYTES = 100  # bytes of a text's other columns
+_REMAINING = 0.9  # share of the limit that is in use after texts were removed
 
 
 def remove_texts(db: sqlite3.Connection, condition: str, parameters: Sequence[object]) -> int:
-    """Delete the texts that meet an SQL condition, and their segments with the later ones, which are built again.
+    """Delete the texts that meet an SQL condition; returns their number of tokens.
 
-    Engines read again which texts are stored. Returns the number of tokens.
+    In each space, the segments from the first one of such a text on are deleted too, and built again. The epoch grows,
+    so that engines read again which texts are stored.
     """
     met = f"t.space = segments.space AND t.id <= last AND {condition}"
     db.execute(f"DELETE FROM segments WHERE EXISTS (SELECT 1 FROM texts t WHERE {met})", parameters)

@@ -30,7 +30,7 @@ from edgespec.memory.texts import MAX_MATCH, SEPARATOR, Kind, StoredText, Tokens
 _HEADER = struct.Struct("=8sIIII")
 _MAGIC = b"edgemem2"
 _CORPUS = 0xFFFF_FFFF
-_N_SORTED = 256  # places of a match that are all looked at for the latest ones
+_N_SORTED = 256  # up to so many places of a match, all of them are sorted to find the latest
 _WIDTH = 4  # bytes of a token and of a position
 _HALF = np.uint64(32)  # bits
 _N_SPREAD = 64  # places that are looked at if there are more: every one would be a cache miss

@@ -1,4 +1,4 @@
-"""Texts as they are stored: runs of tokens that no earlier text of the same place has at the same spot."""
+"""Texts as they are stored: runs of tokens that no earlier text of the same space has after the same beginning."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StoredText:
     """A run of tokens of one text.
 
     tokens  [n] uint32
-    n_lead  the first so many are stored elsewhere too, and give the others something to be found by
+    n_lead  how many of the first tokens an earlier run has too; they are the context by which the others are found
     answer  the position where a model's answer starts; n if there is none
     keys    [blocks] see `block_keys`
     id      the row in the database, in the order of storing; 0 until it is stored, -1 if it must not be
@@ -65,7 +65,7 @@ class StoredText:
     id: int = 0
 
     def parts(self) -> Iterator[tuple[Kind, list[int]]]:
-        """What is new in it, by kind."""
+        """(kind, tokens) of each part that is new in this run: of a prompt and an answer, or of a document."""
         split = max(self.n_lead, self.answer)
         for kind, part in (("prompt", self.tokens[self.n_lead : split]), ("answer", self.tokens[split:])):
             if len(part):
