@@ -33,7 +33,7 @@ class Memory:
     """Free memory in bytes: RAM available without swapping, and the accelerators.
 
     limit    the most that weights and caches may take of both; None: what is free
-    process  what the user's limit has beside `limit`, for the process itself
+    process  bytes of the user's limit for the process itself; `limit` is what they leave
     """
 
     ram_available: int
@@ -53,7 +53,7 @@ class Memory:
 
     @property
     def layer_devices(self) -> tuple[DeviceMemory, ...]:
-        """Those that llama.cpp gives layers: with memory of their own, or the others if there are none of these."""
+        """The devices that llama.cpp gives layers: those with memory of their own, or the others if there are none."""
         return self.own_devices or self.devices
 
     @property

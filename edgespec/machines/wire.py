@@ -20,7 +20,7 @@ from edgespec.sockets import keep_alive
 
 Message = dict[str, Any]
 MEET_S = 60.0
-"""For which rank 0 and the others wait for each other."""
+"""Seconds for which rank 0 and the others wait for each other."""
 
 _DISMISS_S = 5.0
 _TICK_S = 0.1
@@ -43,7 +43,7 @@ class Link:
         threading.Thread(target=self._read, name="edgespec-ranks", daemon=True).start()
 
     def send(self, data: bytes) -> None:
-        """Nothing happens if the other end is gone; `on_end` reports it."""
+        """Send a message. If the other end is gone, nothing is raised: `on_end` reports it."""
         with suppress(OSError):
             self._connection.sendall(data)
 
@@ -86,7 +86,7 @@ class Leader:
             link.send(data)
 
     def ask(self, do: str, **arguments: Any) -> None:
-        """`tell` what each rank answers; see `gather`."""
+        """Send every rank an operation that it answers; `gather` waits for the answers. Raises as `tell` does."""
         self.tell(do, **arguments)
         self._asked = set(self._links)
 
@@ -104,7 +104,7 @@ class Leader:
             raise failures[0]
 
     def close(self) -> None:
-        """The other ranks start anew, and wait for another process of rank 0."""
+        """Close the connections. The other ranks start anew, and wait for another process of rank 0."""
         self._is_closed = True
         for link in self._links.values():
             link.close()
@@ -189,7 +189,10 @@ class Follower:
 
 
 def dismiss(address: RankAddress) -> None:
-    """End the other ranks, which may still be starting, with the command; its process has not met them itself."""
+    """End the other ranks, which may still be starting, with the command.
+
+    If this process has met them, they end by themselves once it ends.
+    """
     missing = set[int]() if _has_led else set(range(1, address.ranks.size))
     end_s = monotonic() + _DISMISS_S
     with address.server as server:
