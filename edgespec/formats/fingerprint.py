@@ -11,7 +11,9 @@ _END_BYTES = 2**20  # of each end of a file
 
 
 def fingerprint_weights(model: Path) -> str:
-    """[16] hexadecimal digits of the sizes and both ends of a weights file, or of a folder's. Raises CacheError.
+    """16 hexadecimal digits, a hash of the size and both ends of a weights file, or of each in a folder.
+
+    Raises CacheError.
 
     To read 40 GB in full would take longer than the measurement that the store saves.
     """

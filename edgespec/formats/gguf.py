@@ -181,7 +181,7 @@ class Cursor:
 
 MAGIC = b"GGUF"
 MAX_BLOCKS = 512  # compiled into llama.cpp
-MAX_SIZE = 2**24  # of a layer
+MAX_SIZE = 2**24  # the largest dimension of a layer
 MAX_DIMENSIONS = 4
 MAX_TENSOR_NAME_BYTES = 63
 MAX_ALIGNMENT = 2**20
@@ -265,7 +265,10 @@ class Header:
         return self.integer(f"{self.architecture}.{key}")
 
     def per_block(self, key: str) -> tuple[int, ...] | None:
-        """`<architecture>.<key>` as one integer a block, of one for all or an array; truth values are 0 and 1."""
+        """`<architecture>.<key>` as one integer for each block; None if it is missing.
+
+        The file has an array, or one number for all blocks. Truth values become 0 and 1. Raises InvalidModelFile.
+        """
         blocks = self.own("block_count") or 0
         if not 0 <= blocks <= MAX_BLOCKS:
             raise self.invalid(f"{self.architecture}.block_count is {blocks}")

@@ -67,7 +67,7 @@ def _refuse(header: Header, why: str) -> InvalidModelFile:
     )
 
 
-PARTS = {  # of tensors: their names in GGUF files, and in folders
+PARTS = {  # parts of tensors' names in GGUF files -> the same in model folders
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
     "output": "lm_head",

@@ -85,7 +85,7 @@ def _check_types(header: Header) -> None:
 
 
 def _check_layers(header: Header) -> Iterator[tuple[bool, str]]:
-    """(whether it is so, what would abort the process) of the layers."""
+    """Yield (whether the file has it, a fault of layers that would abort the process)."""
     values = {key: header.metadata.get(f"{header.architecture}.{key}") for key in _CHECKED}
     for key in _EPSILONS:
         epsilon = values[key]
@@ -111,7 +111,7 @@ def _check_layers(header: Header) -> Iterator[tuple[bool, str]]:
 
 
 def _check_vocabulary(header: Header, tokens: list[str]) -> Iterator[tuple[bool, str]]:
-    """(whether it is so, what would abort the process) of the vocabulary."""
+    """Yield (whether the file has it, a fault of the vocabulary that would abort the process)."""
     kind = header.metadata.get("tokenizer.ggml.model")
     yield kind in ("no_vocab", "none"), "it has no vocabulary"
     seen = set(tokens)

@@ -4,8 +4,8 @@ Dialects: SafeAI, speculators, NVIDIA, AngelSlim and SpecForge for EAGLE; z-lab 
 MTP layers of Hugging Face checkpoints. Layers are converted to HeadSpec's inputs as each dialect documents them:
 
 - `eagle_aux_hidden_state_layer_ids` and `aux_hidden_state_layer_ids` at the top level are inputs (speculators, vLLM).
-- The same inside `eagle_config` are outputs, one less (NVIDIA, SpecForge).
-- `target_layer_ids` of DFlash and DSpark are outputs.
+- The same inside `eagle_config` are outputs (NVIDIA, SpecForge): the output of layer n is the input n + 1.
+- `target_layer_ids` of DFlash and DSpark are outputs too.
 
 Files do not always follow this: a probe of the head on its target may correct it.
 """
@@ -52,7 +52,10 @@ def read_config_head(config: Mapping[str, Any], shapes: Shapes) -> HeadSpec | No
 
 
 def unpack_shapes(config: Mapping[str, Any], shapes: Shapes) -> Shapes:
-    """Shapes with those of matrices that MLX has quantized as they were before: each group of columns has a scale."""
+    """`shapes`, in which matrices that MLX has quantized have the shapes that they had before.
+
+    These follow from the shapes of their scales, of which each group of columns has one.
+    """
     table = config.get("quantization")
     if not isinstance(table, dict):
         return shapes

@@ -21,7 +21,7 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
 def read_gguf_head(header: Header) -> HeadSpec | None:
-    """The head in a GGUF file, of which a split one's parts are joined; None if there is none.
+    """The head in a GGUF file; None if there is none. The header of a split file is that of all parts, joined.
 
     Raises InvalidModelFile for a head that its own metadata and tensors do not describe.
     """

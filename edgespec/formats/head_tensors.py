@@ -1,8 +1,8 @@
 """Neutral names for the tensors of heads in all dialects, and the ids of a reduced vocabulary.
 
-The function of a kind returns {neutral name: the file's own} of the names of a file's tensors, with or without the
-prefix `model.`. A head has all of _LAYER and, if the file has them, those of the tables of extras. The names of
-EAGLE and DFlash heads, which may have several layers, begin with the layer's number, such as `0.q`. Without
+The function of a kind takes the names of a file's tensors, with or without the prefix `model.`, and returns the file's
+own name of each neutral one. A head has all tensors of _LAYER, and may have those in the tables of extras. The neutral
+names of EAGLE and DFlash heads, which may have several layers, begin with the layer's number, such as `0.q`. Without
 `embedding` and `output` a head uses the target's.
 """
 
@@ -64,7 +64,7 @@ _DEEPSEEK_MTP = re.compile(r"(?P<prefix>.*?)eh_proj\.weight$")
 
 
 def eagle3_names(names: Iterable[str]) -> dict[str, str]:
-    """The names of an EAGLE-3 head. `input_norm` is of the concatenated features, `fc_norm.0` to `fc_norm.2` of each.
+    """The names of an EAGLE-3 head. `input_norm` norms the concatenated features, `fc_norm.0` to `fc_norm.2` each one.
 
     Raises InvalidModelFile if a tensor is missing or the head has several layers.
     """
@@ -134,12 +134,12 @@ HEAD_NAMES: Mapping[str, Callable[[Iterable[str]], dict[str, str]]] = {
 
 
 def _strip(names: Iterable[str]) -> dict[str, str]:
-    """The names of a file by what they are without a prefix."""
+    """Names without the prefix `model.` -> names in the file."""
     return {name.removeprefix("model."): name for name in names}
 
 
 def _count_layers(own: Iterable[str]) -> int:
-    """Layers of a head that numbers them, one at least."""
+    """The number of layers of a head; 1 if it does not number them."""
     return len({found[1] for name in own if (found := _LAYER_NUMBER.match(name))}) or 1
 
 
@@ -156,10 +156,11 @@ def _find(
     layers: Mapping[str, str],
     layer: Mapping[str, str] = _LAYER,
 ) -> dict[str, str]:
-    """The file's own name of all that is `wanted`, and of what it has of `extra`.
+    """The file's own names of all `wanted` tensors, and of those of `extra` that it has, by neutral name.
 
-    Both are completed by the names of `layers`, the prefix of each in neutral names and in the file; `layer` has those
-    that each has to have.
+    `wanted` and `extra` map neutral names to `own` names; the tensors of layers are added to them. `layers` maps the
+    prefix of each layer in neutral names to its prefix in the file, and `layer` has the tensors that each needs. Raises
+    InvalidModelFile if a wanted tensor is missing.
     """
     wanted, extra = dict(wanted), dict(extra)
     for before, prefix in layers.items():

@@ -40,7 +40,7 @@ _STORAGES: dict[str, np.dtype[Any]] = {
     "ByteStorage": np.dtype("u1"),
     "BoolStorage": np.dtype("?"),
 }
-# What other content than that of a state dict raises; of operations that are not among ours, KeyError
+# What is raised for content other than a state dict's. Operations that are not among ours raise KeyError.
 _DAMAGE = (
     *(zipfile.BadZipFile, pickle.UnpicklingError, struct.error, OSError, EOFError, MemoryError, RuntimeError),
     *(ValueError, LookupError, TypeError, AttributeError),
@@ -166,7 +166,7 @@ class _StateReader(pickle._Unpickler):
         _fill(self.stack[-1], taken)
 
     def _drop_attributes(self: Any) -> None:
-        """Those of an OrderedDict, such as _metadata, are not needed."""
+        """Drop the attributes of an OrderedDict, such as _metadata, which are not needed."""
         self.stack.pop()
 
     dispatch |= {pickle.SETITEM[0]: _set_item, pickle.SETITEMS[0]: _set_items, pickle.BUILD[0]: _drop_attributes}
@@ -177,7 +177,10 @@ def _make_dictionary() -> dict[str, Any]:
 
 
 def _fill(place: Any, taken: list[Any]) -> None:
-    """Only names are keys: to hash a deeply nested tuple would overflow the stack."""
+    """Put keys and values, which alternate in `taken`, into a dictionary.
+
+    Only names are keys: to hash a deeply nested tuple would overflow the stack.
+    """
     if not isinstance(place, dict) or not all(isinstance(key, str) for key in taken[::2]):
         raise _Refused("its pickle fills something else than a dictionary with names as keys")
     place.update(zip(taken[::2], taken[1::2], strict=True))
