@@ -56,9 +56,3 @@ class AcceptanceRecord:
     def describe(self, name: str) -> str:
         """A sentence for the user about the drafter that he calls `name`, without its full stop."""
         return f"drafts of {name} are accepted {self.share:.0%} of the time over {count(self.answers, 'answer')}"
-
-
-def name_cures(*, trains: bool) -> str:
-    """What helps a drafter whose acceptance is too low; `trains`: it is a model, which can be adapted."""
-    cure = "`edgespec adapt` trains it on your texts, " if trains else ""
-    return f"{cure}`edgespec draft train` makes a head for the model, and --draft ngram leaves it out"

@@ -76,10 +76,14 @@ class ProfileStore:
         return load_entry(self.path, "experience", key, DraftStats.from_dict)
 
     def load_newest(self) -> DraftStats | None:
-        """The statistics that were stored last on this processor, under whatever settings; None for none."""
-        settings = (each["setting"] for each in read_entries(self.path, "experience"))
-        here: dict[str, Any] = next((each for each in settings if each.get("processor") == processor_name()), {})
-        return load_entry(self.path, "experience", here, DraftStats.from_dict)
+        """The statistics that were stored last on this processor, under whatever settings; None for none. Damaged
+        entries, and those of another version, are passed over.
+        """
+        settings = [each["setting"] for each in read_entries(self.path, "experience")]
+        here = {"processor": processor_name(), "version": _VERSION}
+        fitting = [each for each in settings if here.items() <= each.items()]
+        found = (load_entry(self.path, "experience", each, DraftStats.from_dict) for each in fitting)
+        return next((each for each in found if each is not None), None)
 
     def save(self, key: Setting, draft_stats: DraftStats) -> None:
         """Store the statistics under `key`. If the folder cannot be written, the next run has to measure again."""

@@ -242,9 +242,9 @@ class LocalEngine(EngineClient):
         self._activity.set(True)  # a training beside it would make all look slow
         try:
             self._measure_pending()
+            self._search()
         finally:
             self._activity.set(False)
-        self._search()
 
     def _measure_pending(self) -> None:
         """Measure what the load of the open model has left out. Raises Cancelled."""

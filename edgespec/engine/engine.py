@@ -9,7 +9,6 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 
-from edgespec.autopilot.acceptance_record import name_cures
 from edgespec.autopilot.cost_model import CostModel
 from edgespec.autopilot.profile import DraftCost, Profile, find_paying_acceptance
 from edgespec.autopilot.profiler import (
@@ -46,6 +45,7 @@ from edgespec.engine.slots import Slot, SlotPool, open_space, restore_prefix, st
 from edgespec.errors import BackendError, Cancelled, InvalidRequest
 from edgespec.memory.memory import Memory
 from edgespec.memory.prefix_files import PrefixFiles
+from edgespec.models.draft_words import name_cures
 from edgespec.models.short_names import shorten_names
 
 _STORE_S = 5.0  # when slots are freed, no further cache is written to disk after this time
@@ -313,8 +313,7 @@ class Engine:
             records[name] = replace(record, is_told=True)
             told = record.describe(shorten_names(drafter.label))
             limit = "do not pay" if pays_from is None else f"pay from {pays_from:.0%}"
-            cures = name_cures(trains=drafter.spec.needs == "model")
-            yield f"{told[:1].upper()}{told[1:]}, and {limit} on this machine: {cures}."
+            yield f"{told[:1].upper()}{told[1:]}, and {limit} on this machine: {name_cures(drafter.spec)}."
 
     def _measure_once(self) -> DraftStats:
         if self._draft_stats is None:

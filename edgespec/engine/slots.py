@@ -69,7 +69,7 @@ class SlotPool:
         """`adopts`: whether slots seem able to take over each other's prefixes without computing them."""
         self._open_slot = open_slot
         self.max_slots = max_slots
-        self._adopts = adopts
+        self._may_adopt = self._adopts = adopts
         self._kept: list[Slot] = []  # the most recently used one is last
         self._given: deque[tuple[str, Sequence[int]]] = deque(maxlen=_MAX_GIVEN)  # (owner, text) that slots have lost
 
@@ -100,7 +100,7 @@ class SlotPool:
         if held.get(source, 0) > max(found.held, n_saved):
             if found.target.adopt(source.target, held[source]):
                 found.held = held[source]
-                self._adopts = True  # a copy that failed before was an exception, such as one without memory
+                self._adopts = self._may_adopt  # a copy that failed before was an exception, as without memory
             else:
                 self._adopts = self._adopts and held[source] <= cheap_prefill(context_size)  # a copy may not pay
                 if best is not None and not self._loses_much(best, common[best]):

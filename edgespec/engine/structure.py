@@ -167,7 +167,9 @@ def grammar_structure(text: str) -> Structure:
 def regex_structure(pattern: str) -> Structure:
     """Text of which the whole matches a regular expression."""
     inner = pattern.removeprefix("^")
-    inner = inner[:-1] if inner.endswith("$") and not inner.endswith("\\$") else inner
+    before = inner.removesuffix("$")
+    n_backslashes = len(before) - len(before.rstrip("\\"))
+    inner = inner if n_backslashes % 2 else before  # an escaped dollar is a part of the text
     escaped = re.sub(r"\\.|/|\n", lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), inner)
     return Structure(((Grammar(f"start: /(?:{escaped})/"),),))
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from edgespec.autopilot.acceptance_record import AcceptanceRecord, name_cures
+from edgespec.autopilot.acceptance_record import AcceptanceRecord
 from edgespec.autopilot.profile import Profile, choose_chain_length, find_lowest
+from edgespec.models.draft_words import name_cures
 from edgespec.models.drafts import DrafterPlan
 from edgespec.models.fit import Fit
 from edgespec.models.short_names import shorten_names
@@ -32,34 +34,30 @@ class Practice:
 
 
 def list_practices(
-    expected: SpeedEstimate,
-    fit: Fit,
-    drafters: Sequence[DrafterPlan],
-    records: Mapping[str, AcceptanceRecord],
-    *,
-    is_foretold: bool = True,
+    expected: SpeedEstimate, fit: Fit, drafters: Sequence[DrafterPlan], records: Mapping[str, AcceptanceRecord]
 ) -> Iterator[Practice]:
     """The checklist of a planned model.
 
-    records      of its drafters by their names, as far as there are some
-    is_foretold  whether `expected` has what a draft token takes; that of a self-draft or a head is not known
+    `expected` has the time of a token of the draft model, if there is one; those of heads and self-drafts are not known
+    before a load. `records` of the drafters by their names, as far as there are some.
     """
-    yield from price_rows(expected)
     free = SpeedEstimate(expected.rows, None)
     lookups = [each for each in drafters if each.spec.needs in ("nothing", "memory")]
     models = [each for each in drafters if each not in lookups]
+    main = next((each for each in models if each.spec.name == "model"), None)
+    yield from _price_rows(expected)
     if lookups:
         yield _judge_work(free, _add_up(records, lookups))
     for each in models:
-        yield _judge_acceptance(expected if is_foretold else None, each, records.get(each.spec.name))
-    tested = _add_up(records, drafters)
-    yield from _judge_streams(expected, "drafts" if is_foretold else "drafts that cost nothing")
-    yield _judge_length(expected, (tested.share if tested.tested else _MEANS_MUCH) if is_foretold else 0.0)
+        record = records.get(each.spec.name, AcceptanceRecord())
+        yield _judge_acceptance(expected if each is main else None, each, record)
+    yield from _judge_streams(expected, "drafts" if main is not None else "drafts that cost nothing, as lookups,")
+    judged = [main] if main is not None else lookups
+    yield _judge_length(expected, _add_up(records, judged) if judged else None)
     yield _judge_memory(fit)
 
 
-def price_rows(expected: SpeedEstimate) -> Iterator[Practice]:
-    """What four rows of a forward cost, in plain steps."""
+def _price_rows(expected: SpeedEstimate) -> Iterator[Practice]:
     if 4 not in expected.rows:
         return
     cost = expected.rows[4] / expected.rows[1]
@@ -97,25 +95,23 @@ def _describe(record: AcceptanceRecord) -> str:
     return f"{record.share:.0%} of the time over {count(record.answers, 'answer')}"
 
 
-def _judge_acceptance(
-    expected: SpeedEstimate | None, drafter: DrafterPlan, record: AcceptanceRecord | None
-) -> Practice:
+def _judge_acceptance(expected: SpeedEstimate | None, drafter: DrafterPlan, record: AcceptanceRecord) -> Practice:
     """What its acceptance means; `expected` is None if nobody knows yet what it costs."""
     question = f"acceptance of {shorten_names(drafter.label)}"
+    measured = _describe(record) if record.tested else "not measured yet"
     if expected is None:
-        here = "not measured yet" if record is None or not record.tested else _describe(record)
-        return Practice(question, here, "`edgespec bench` measures what it costs, and whether it pays")
+        return Practice(question, measured, "`edgespec bench` measures what it costs, and whether it pays")
     limit = "no acceptance pays" if expected.pays_from is None else f"it pays from {expected.pays_from:.0%}"
-    if record is None or not record.tested:
-        return Practice(question, f"not measured yet, and {limit}", "answers and `edgespec bench` measure it")
     depth, speedup = expected.speculative(record.share)
-    if depth:
+    if not record.tested:
+        follows = "answers and `edgespec bench` measure it"
+    elif depth:
         follows = f"drafts of {depth} give {speedup:.2f}x plain"
     elif record.is_low(1.0 if expected.pays_from is None else expected.pays_from):
-        follows = name_cures(trains=drafter.spec.needs == "model")
+        follows = name_cures(drafter.spec)
     else:
         follows = "more answers will tell"
-    return Practice(question, f"{_describe(record)}, and {limit}", follows)
+    return Practice(question, f"{measured}, and {limit}", follows)
 
 
 def _judge_streams(expected: SpeedEstimate, drafts: str) -> Iterator[Practice]:
@@ -123,14 +119,16 @@ def _judge_streams(expected: SpeedEstimate, drafts: str) -> Iterator[Practice]:
     limits = {n: _pays_from(expected, n) for n in _STREAMS if 2 * n <= max(expected.rows)}
     if len(limits) < 2:
         return
-    lost = next((n for n, rate in limits.items() if rate is None), None)
     paying = [f"{rate:.0%} for {n}" for n, rate in limits.items() if rate is not None]
     here = f"{drafts} pay from {', '.join(paying)}" if paying else f"{drafts} never pay"
-    follows = "the autopilot drafts less the more are written"
-    if lost is not None and paying:
-        follows = f"{lost} or more are written without drafts"
-    elif lost is not None:
-        follows = "they are written without drafts"
+    without = [str(n) for n, rate in limits.items() if rate is None]
+    found = [rate for rate in limits.values() if rate is not None]
+    if without:
+        follows = f"the autopilot writes {' or '.join(without)} without drafts"
+    elif all(one <= other for one, other in pairwise(found)) and found[0] < found[-1]:
+        follows = "the autopilot drafts less the more are written"
+    else:
+        follows = "the autopilot decides by the answers that are written"
     yield Practice("answers at once", here, follows)
 
 
@@ -143,26 +141,26 @@ def _pays_from(expected: SpeedEstimate, streams: int) -> float | None:
     return find_lowest(lambda rate: round(choose_chain_length(rows, draft_s, rate)[1], 2) > 1)
 
 
-def _judge_length(expected: SpeedEstimate, rate: float) -> Practice:
-    """How long an answer has to be for drafts to be noticed; `rate` of them are accepted."""
-    one = expected.rows[1]
+def _judge_length(expected: SpeedEstimate, record: AcceptanceRecord | None) -> Practice:
+    """How long an answer has to be for drafts to be noticed. `record` is None where no draft can be foretold."""
+    one, widest = expected.rows[1], max(expected.rows)
+    rate = 0.0 if record is None else record.share if record.tested else _MEANS_MUCH
     speedup = expected.speculative(rate)[1]
-    widest = max(expected.rows)
     reading_s = _PROMPT * expected.rows[widest] / widest
-    plain_s, reading = significant(_ANSWER * one), f"reading {_PROMPT:,} takes {significant(reading_s)} s at most"
-    drafted = f" and {significant(_ANSWER * one / speedup)} s with {rate:.0%} accepted" if speedup > 1 else ""
-    return Practice(
-        "length of answers",
-        f"{_ANSWER} tokens take {plain_s} s plain{drafted}, {reading}",
-        f"below {reading_s / one:,.0f} tokens after such a prompt reading takes longer, which drafts do not shorten",
-    )
+    here = f"{_ANSWER} tokens take {significant(_ANSWER * one)} s plain"
+    if speedup > 1:
+        here += f", {significant(_ANSWER * one / speedup)} s with {rate:.0%} accepted"
+    here += f", and a prompt of {_PROMPT:,} at most {significant(reading_s)} s"
+    follows = f"answers of less than about {reading_s / one:,.0f} tokens to it may wait longer for the prompt"
+    return Practice("length of answers", here, f"{follows}, where drafts do not help")
 
 
 def _judge_memory(fit: Fit) -> Practice:
     if not fit.fits:
-        return Practice(
-            "memory left", "none", "a shorter --ctx, --kv-type q8_0 or a smaller type of weights needs less"
-        )
-    more = fit.headroom // max(1, fit.kv_for(fit.context))
-    here = gib(fit.headroom)
-    return Practice("memory left", here, f"enough for {more:,} more answers at once of {fit.context:,} tokens each")
+        return Practice("memory left", "none", "a shorter --ctx, --kv-type q8_0 or smaller weights need less")
+    left = fit.headroom if fit.own is None else min(fit.headroom, fit.own_headroom)
+    each = fit.kv_for(fit.context) + fit.target.states // fit.caches
+    if not each:
+        return Practice("memory left", gib(left), "further answers at once take next to none")
+    more = f"enough for {left // each:,} more answers at once of {fit.context:,} tokens each"
+    return Practice("memory left", gib(left), more)

@@ -13,6 +13,8 @@ from edgespec.errors import InvalidRequest, UnknownModel
 from edgespec.models.drafts import DrafterPlan
 
 AUTO, NONE = "auto", "none"
+TRAINED = ("model", "mtp", "eagle", "eagle3")
+"""The drafters that `edgespec adapt` can train, as `auto` chooses among those of a target."""
 _OPTIONS = {"layerskip": "[:K]", "qspec": "[:BITS]", "sparse": "[:SINK,WINDOW]", "lookahead": "[:W,N,G]"}
 _SHORT_FORM = "skip"  # accepted, but not listed
 
@@ -119,3 +121,11 @@ def _find_name(part: str) -> str | None:
     """The drafter that `part` names, with or without options."""
     spec = find_spec(part.partition(":")[0])
     return spec.name if spec is not None else None
+
+
+def name_cures(spec: DrafterSpec) -> str:
+    """What a user can do if the tokens of a drafter are accepted too seldom to pay, without a full stop."""
+    cures = ["`edgespec adapt` trains it on your texts"] if spec.name in TRAINED else []
+    if spec.needs != "head":
+        cures.append("`edgespec draft train` makes a head for the model")
+    return ", ".join([*cures, "--draft ngram leaves it out"])

@@ -150,9 +150,7 @@ class PlanReport:
         """What decides whether drafts pay; empty without speeds."""
         if not isinstance(speed := self.speed, Speed):
             return []
-        planned, is_foretold = self.planned, not speed.no_draft_speed
-        practices = list_practices(speed.expected, planned.fit, planned.drafters, self.records, is_foretold=is_foretold)
-        return list(practices)
+        return list(list_practices(speed.expected, self.planned.fit, self.planned.drafters, self.records))
 
     @property
     def fits(self) -> bool:

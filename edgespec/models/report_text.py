@@ -19,8 +19,8 @@ def format_plan(report: PlanReport) -> Iterator[str]:
     yield from _format_memory(report)
     if isinstance(report.speed, Speed):
         yield from format_speed(report.speed, fits=report.fits)
-        yield "what decides here:"
-        yield from (f"  {each}" for each in report.checklist)
+        yield "  what decides here:"
+        yield from (f"    {each}" for each in report.checklist)
     else:
         yield "  speed: no estimate" + (f", since {report.speed}" if report.speed is not None else "")
 

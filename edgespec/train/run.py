@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from edgespec.backends import Model, open_model
 from edgespec.errors import DoesNotFit, DraftRefused, InvalidRequest
 from edgespec.memory.administration import TextStore
+from edgespec.models.draft_words import TRAINED
 from edgespec.models.drafts import DrafterPlan, PlannedModel
 from edgespec.models.hub import Hub
 from edgespec.models.load_config import LoadConfig
@@ -31,7 +32,7 @@ from edgespec.train.options import Allowance, Progress, StopReason, Throttle, Tr
 from edgespec.train.parts import BATCH_TOKENS
 from edgespec.train.run_folder import open_run
 from edgespec.train.texts import TrainingText, count_tokens, read_texts, split_texts
-from edgespec.train.trainee import RANK, TRAINED, Materials, Trainee, measure_draft, open_trainee
+from edgespec.train.trainee import RANK, Materials, Trainee, measure_draft, open_trainee
 from edgespec.units import gib
 
 _READING = 0.4  # of the time, in which the target reads the texts

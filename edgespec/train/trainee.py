@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 DEPTH = 4  # tokens of the drafts whose gain is measured
 RANK = 16  # of LoRA
 _SAMPLE = 2  # held-out texts, which tell how long all take
-TRAINED = ("model", "mtp", "eagle", "eagle3")
-"""The drafters that can be trained, as `auto` chooses among those of a target."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ def test_plan_says_what_to_expect(cli: Cli) -> None:
         "memory left",
     ]  # fmt: skip
     shown = cli("plan", "--threads", "1").stdout
-    assert "what decides here:\n  price of rows: four take " in shown
+    assert "  what decides here:\n    price of rows: four take " in shown
     assert "the registry's low figure" in shown and "the registry's high figure" in shown and "e+0" not in shown
     target = r"weights ([\d.]+) MiB, KV cache .* tokens ([\d.]+) MiB, scratch memory ([\d.]+) MiB"
     parts = re.search(target + r"\n  draft model: ([\d.]+) MiB", shown)

@@ -94,6 +94,16 @@ def test_a_copy_that_fails_once_does_not_end_taking_over(monkeypatch: pytest.Mon
     engine.close()
 
 
+def test_slots_that_shall_not_take_over_prefixes_are_not_opened_for_it() -> None:
+    """A draft model of a fixed length reads again what its target has taken over."""
+    engine = made(3)
+    long = ONE + TWO
+    answer(engine, long)
+    answer(engine, long[:300] + THREE)
+    assert len(engine._slots._kept) == 2 and not engine._slots._adopts
+    engine.close()
+
+
 def test_where_there_is_no_memory_for_another_the_first_serves_all(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = made(2)
     expected = [answer(engine, text) for text in (ONE, TWO)]

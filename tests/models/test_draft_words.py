@@ -7,7 +7,7 @@ import pytest
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.drafters.registry import drafter_specs
 from edgespec.errors import InvalidRequest, UnknownModel
-from edgespec.models.draft_words import describe_words, list_words, naming_drafters, parse_draft
+from edgespec.models.draft_words import describe_words, list_words, name_cures, naming_drafters, parse_draft
 from edgespec.models.drafts import DrafterPlan
 
 
@@ -108,3 +108,19 @@ def test_the_words_of_all_drafters_are_listed_with_their_options() -> None:
     )
     assert f", {heads} (trained heads of the target), or a model" in shown
     assert " skip" not in shown
+
+
+@pytest.mark.parametrize(
+    ("name", "cures"),
+    [
+        (
+            "model",
+            "`edgespec adapt` trains it on your texts, `edgespec draft train` makes a head for the model, --draft",
+        ),
+        ("pard", "`edgespec draft train` makes a head for the model, --draft"),
+        ("eagle3", "`edgespec adapt` trains it on your texts, --draft"),
+        ("dflash", "--draft"),
+    ],
+)
+def test_cures_are_those_that_are_not_refused(name: str, cures: str) -> None:
+    assert name_cures(drafter_specs()[name]) == f"{cures} ngram leaves it out"
