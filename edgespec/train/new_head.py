@@ -31,7 +31,7 @@ from edgespec.progress import QUIET, notice, reporting
 from edgespec.train.evaluate import Matrix, expected_tokens, find_rounds
 from edgespec.train.options import CHECKPOINT, Allowance, Throttle, TrainOptions
 from edgespec.train.own_texts import ConversationFile, write_conversations
-from edgespec.train.run import Adaptation, Training, stopped_on_battery, train_and_keep
+from edgespec.train.run import Adaptation, Training, stopped_on_battery, time_is_up, train_and_keep
 from edgespec.train.run_folder import open_run
 from edgespec.train.texts import MIN_HELD_OUT, TrainingText, count_tokens
 from edgespec.train.trainee import DEPTH, Materials, Trainee, load_trainer, open_head
@@ -41,6 +41,7 @@ _STREAMS = 8  # conversations that are written at once
 _LEAST = 10_000  # tokens of answers to train on
 _EACH, _MOST = 5, 60  # one conversation of so many is held out, and so many at most
 _WRITING, _READING, _MEASURING = 0.25, 0.25, 0.15  # shares of the time; training has the rest
+_MUCH = 0.6  # of the time, for writing
 _EPOCHS = 8
 _RATED = 400  # tokens, after which the rate of writing is known
 
@@ -89,7 +90,9 @@ class HeadTrainer(Training):
             check_target(target, path, planned.fit.memory.usable - planned.fit.target.total)
             file = ConversationFile(pair.folder / OWN_TEXTS, target.tokenizer.vocab_size)
             has_begun = (folder / CHECKPOINT).exists()  # then it goes on with the texts that it has begun with
-            if file.n_tokens < (_LEAST if has_begun else config.n_tokens):
+            has_read = any(folder.glob("*.npz"))  # but not begun to train, since the time was up
+            wanted = _LEAST if has_begun else 2 * _LEAST if has_read else config.n_tokens
+            if file.n_tokens < wanted:
                 self._write_texts(target, file, config)
             train, held_out = split_conversations(file.texts())
             train.reverse()  # the newest ones, which no earlier head has read, are read first
@@ -101,7 +104,7 @@ class HeadTrainer(Training):
                 options=replace(config.train, start=f"version {pair.active_number()}, {len(train)} texts"),
                 throttle=throttle,
                 folder=folder,
-                reading=partial(self._report_reading, throttle.allowance),
+                reading=partial(self.report_reading, throttle.allowance),
                 # A training that has begun goes on with what it had read.
                 reading_s=0.0 if has_begun else _READING * throttle.allowance.limit_s,
             )
@@ -130,7 +133,7 @@ class HeadTrainer(Training):
         start = first if active is None else active.path
         drafter = DrafterPlan(drafter_specs()["eagle3"], head=read_head(start))
         trainee = open_head(drafter, start, materials, opened, is_new=True)
-        trainee = _keep_time(trainee, materials.throttle.allowance)
+        trainee = _keep_time(trainee, materials.throttle.allowance, 1 if active is None else 2)
         held_out = materials.held_out[: trainee.n_held_out]
         rivals: dict[str, Mapping[str, Matrix]] = {"lookups": measure_lookups(held_out, DEPTH)}
         if active is not None:
@@ -157,65 +160,62 @@ class HeadTrainer(Training):
                 remove_path(first)
         return replace(done, base=base, goes_on=goes_on)
 
-    def _report_reading(self, allowance: Allowance, done: int, total: int) -> None:
-        """Raises InvalidRequest when the time of the whole run is up."""
-        self.reporter.reading(done, total)
-        if allowance.left_s <= 0:
-            raise time_is_up(f"{done:,} of {total:,} tokens are read")
-
     def _write_texts(self, target: Model, file: ConversationFile, config: HeadConfig) -> None:
         """Write texts up to the wanted number of tokens, or to the end of their time if they suffice then.
 
         Raises InvalidRequest on battery, and where too few are written when the whole time is up.
         """
-        is_told = False
-        throttle, limit_s = config.throttle, _WRITING * config.throttle.allowance.limit_s
-        began_s = throttle.allowance.clock()
+        is_told, throttle = False, config.throttle
+        allowance, began_s = throttle.allowance, throttle.allowance.clock()
+        limit_s = _WRITING * allowance.limit_s
         engine, n_before = Engine(target, (), Speculation(), _STREAMS), file.n_tokens
         n_streams, questions = min(_STREAMS, engine.max_concurrency), file.list_unanswered(config.questions)
+        n_left = max(0, 2 * _LEAST - n_before)
         try:
             for each in write_conversations(engine, questions, file.next_seed, n_streams):
-                file.add(each)
-                n, taken_s = file.n_tokens, throttle.allowance.clock() - began_s
-                if not is_told and (whole_s := 2 * _LEAST * taken_s / max(1, n - n_before)) > limit_s:
-                    is_told = n - n_before > _RATED
-                    if is_told:
-                        notice(_describe_writing(whole_s / 60, throttle.allowance.limit_s / 60))
+                if each is not None:
+                    file.add(each)
+                n, taken_s = file.n_tokens, allowance.clock() - began_s
+                if not is_told and n - n_before > _RATED:
+                    is_told = True
+                    told = _describe_writing(n_left, n_left * taken_s / (n - n_before), allowance.limit_s)
+                    if told:
+                        notice(told)
                 share = max(n / config.n_tokens, min(taken_s / limit_s, n / (2 * _LEAST)))
                 self.reporter.writing(min(share, 1.0), n)
                 if share >= 1:
                     break
                 if throttle.must_stop():
                     raise stopped_on_battery(f"the writing stopped after {n:,} tokens")
-                if throttle.allowance.left_s <= 0:
+                if allowance.left_s <= 0:
                     raise time_is_up(f"{n:,} of the {2 * _LEAST:,} tokens that are needed are written")
         finally:
             engine.release_draft()
 
 
-def _keep_time(trainee: Trainee, allowance: Allowance) -> Trainee:
-    """The same with as many held-out texts as time is kept for. Raises InvalidRequest if none is left to train in."""
+def _keep_time(trainee: Trainee, allowance: Allowance, n_measured: int) -> Trainee:
+    """The same with as many held-out texts as time is kept for; they are measured `n_measured` times, once after the
+    training. Raises InvalidRequest if no time is left to train in.
+    """
     trainee, allowance.reserve_s = trainee.fit(_MEASURING * allowance.limit_s, allowance.clock)
-    if allowance.left_s <= 0:
-        minutes = allowance.reserve_s / 60
-        needed = int(minutes / (1 - _WRITING - _READING)) + 1
-        raise time_is_up(f"measuring the head takes about {minutes:.1f} minutes", f"--minutes {needed}")
-    return trainee
+    whole_s = n_measured * allowance.reserve_s
+    if allowance.left_s + allowance.reserve_s > whole_s:
+        return trainee
+    needed = int(whole_s / 60 / (1 - _WRITING - _READING)) + 1
+    reached = f"measuring the head takes about {whole_s / 60:.1f} minutes"
+    if needed * 60 > allowance.limit_s:
+        raise time_is_up(reached, f"with --minutes {needed} or more")
+    raise time_is_up(f"{reached}, and what came before has left less")
 
 
-def time_is_up(reached: str, needed: str = "") -> InvalidRequest:
-    """The error of a run that `reached` some point when its time was up; `needed` is an option that gives it more."""
-    return InvalidRequest(
-        f"the time is up: {reached}.", hint=f"The same command goes on{f', with {needed} or more' if needed else ''}."
-    )
-
-
-def _describe_writing(minutes: float, limit: float) -> str:
-    """What writing that takes most of the time of a run, or more, means for it; both in minutes."""
-    needed = f"the {2 * _LEAST:,} tokens that are needed take about {minutes:.0f} minutes to write"
-    if minutes > limit:
+def _describe_writing(n_left: int, seconds: float, limit_s: float) -> str:
+    """What it means for a run of `limit_s` that writing the texts that are left takes `seconds`; "" if nothing."""
+    needed = f"the {n_left:,} tokens that are still needed take about {max(1, round(seconds / 60))} minutes to write"
+    if seconds > limit_s:
         return f"The time is too short: {needed}. The same command goes on."
-    return f"Little of the {limit:.0f} minutes is left to train in: {needed}. The same command trains further."
+    if seconds > _MUCH * limit_s:
+        return f"Most of the time is needed for writing: {needed}. The same command trains further."
+    return ""
 
 
 def _check_tokens(n: int) -> None:

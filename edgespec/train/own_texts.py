@@ -100,8 +100,9 @@ def _parse(line: bytes, vocab_size: int) -> Conversation | None:
 
 def write_conversations(
     engine: Engine, questions: Sequence[str], first: int, n_streams: int
-) -> Generator[Conversation]:
-    """Conversations from number `first` on, `n_streams` written at a time; they end when the caller stops.
+) -> Generator[Conversation | None]:
+    """Conversations from number `first` on, `n_streams` written at a time; they end when the caller stops. None follows
+    each forward, so that the caller can stop in time.
 
     The first ones answer `questions`; for the others the model writes a question. Raises Cancelled, BackendError, and
     DraftRefused if it writes none.
@@ -122,6 +123,7 @@ def write_conversations(
                 n_failed = 0 if ended.value else n_failed + 1
                 if ended.value:
                     yield ended.value
+        yield None
         if n_failed > 8 * n_streams:
             raise DraftRefused(
                 "the model writes no questions and answers to learn from.",

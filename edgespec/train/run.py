@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,6 +107,12 @@ class Training:
         opened.callback(target.close)
         return target
 
+    def report_reading(self, allowance: Allowance, done: int, total: int) -> None:
+        """The target has read `done` of `total` tokens. Raises InvalidRequest when the time of the whole run is up."""
+        self.reporter.reading(done, total)
+        if allowance.left_s <= 0:
+            raise time_is_up(f"{done:,} of {total:,} tokens are read")
+
 
 def plan_training(config: AdaptConfig, registry: Registry, hub: Hub) -> Plan:
     """The target with a draft that can be trained. Raises EdgespecError."""
@@ -153,7 +160,7 @@ class Adapter(Training):
                 options=options,
                 throttle=config.throttle,
                 folder=folder,
-                reading=self.reporter.reading,
+                reading=partial(self.report_reading, config.throttle.allowance),
                 reading_s=_READING * config.throttle.allowance.limit_s,
             )
             trainee = open_trainee(drafter, start, weights, materials, opened)
@@ -182,6 +189,13 @@ class Adapter(Training):
             with closing(TextStore.open(self.texts)) as store:
                 texts = read_texts(store, identity, documents=config.documents)
         return split_texts(texts, newest=config.newest)
+
+
+def time_is_up(reached: str, condition: str = "") -> InvalidRequest:
+    """The error of a run that `reached` some point when its time was up; it goes on under `condition`."""
+    return InvalidRequest(
+        f"the time is up: {reached}.", hint=f"The same command goes on{f', {condition}' if condition else ''}."
+    )
 
 
 def stopped_on_battery(reached: str) -> InvalidRequest:

@@ -29,8 +29,8 @@ from edgespec.formats.head_file import read_head
 from edgespec.train.head_arrays import read_parts
 from edgespec.train.head_files import check_target, choose_vocabulary, write_new_head
 from edgespec.train.head_student import HeadStudent, measure_heads
-from edgespec.train.new_head import _describe_writing, measure_lookups, prepare_first, split_conversations
-from edgespec.train.options import CHECKPOINT, Progress
+from edgespec.train.new_head import _describe_writing, _keep_time, measure_lookups, prepare_first, split_conversations
+from edgespec.train.options import CHECKPOINT, Allowance, Progress
 from edgespec.train.parts import Parts
 from edgespec.train.teacher import Teacher
 from edgespec.train.texts import TrainingText
@@ -255,8 +255,40 @@ def test_as_many_held_out_texts_are_measured_as_time_allows(seconds: float, n: i
 
 
 @pytest.mark.parametrize(
-    ("minutes", "limit", "told"),
-    [(7.2, 6.0, "The time is too short: "), (4.1, 6.0, "Little of the 6 minutes is left to train in: ")],
+    ("seconds", "told"),
+    [(400.0, "The time is too short: "), (250.0, "Most of the time is needed for writing: "), (200.0, "")],
 )
-def test_a_slow_writer_is_told(minutes: float, limit: float, told: str) -> None:
-    assert _describe_writing(minutes, limit).startswith(told)
+def test_a_slow_writer_is_told(seconds: float, told: str) -> None:
+    said = _describe_writing(9_000, seconds, 360.0)
+    assert said.startswith(told) and bool(said) == bool(told)
+    assert not said or "the 9,000 tokens that are still needed take about" in said
+
+
+@pytest.mark.parametrize(
+    ("left_s", "limit_s", "n_measured", "hint"),
+    [
+        (100.0, 600.0, 1, None),
+        (50.0, 60.0, 1, "with --minutes 3 or more"),
+        (50.0, 600.0, 1, "The same command goes on."),
+        (100.0, 600.0, 2, "The same command goes on."),
+        (130.0, 600.0, 2, None),
+    ],
+)
+def test_time_is_kept_for_measuring(left_s: float, limit_s: float, n_measured: int, hint: str | None) -> None:
+    """Eight texts of 7.5 seconds each, once after the training, and before it too if a head is in use."""
+    now = [0.0]
+
+    def measure(n: int) -> dict[str, Any]:
+        now[0] += 7.5 * n
+        return {}
+
+    allowance = Allowance(limit_s)
+    allowance.clock = lambda: now[0]  # type: ignore[method-assign]
+    allowance._end_s = left_s + 3 * 7.5  # three are measured to tell what they take
+    trainee = Trainee([], lambda report: Progress(0, 0, 0.0, 0.0), measure, 8, lambda path: None)
+    if hint is None:
+        assert _keep_time(trainee, allowance, n_measured).n_held_out == 8 and allowance.reserve_s == 60.0
+        return
+    with pytest.raises(InvalidRequest) as refused:
+        _keep_time(trainee, allowance, n_measured)
+    assert hint in refused.value.hint

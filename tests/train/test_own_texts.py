@@ -31,7 +31,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 def write(engine: Engine, n: int, *questions: str, first: int = 0, check: Check = lambda: None):
-    return list(islice(iterate(write_conversations(engine, questions, first, STREAMS), check), n))
+    written = iterate(write_conversations(engine, questions, first, STREAMS), check)
+    return list(islice((each for each in written if each is not None), n))
 
 
 @pytest.fixture(autouse=True)
