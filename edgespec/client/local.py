@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from time import monotonic
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from edgespec.client.client import EngineClient, no_model, require_model
 from edgespec.client.stream import Stream
 from edgespec.client.worker import Work, Worker
 from edgespec.core.peers import Yield
+from edgespec.core.protocols import Step
 from edgespec.engine.activity import Activity
 from edgespec.engine.events import AnswerStart, Event, Notice, Prompt, Request, SlotState
 from edgespec.engine.loaded_model import LoadedModel
@@ -57,6 +58,7 @@ class Notices(Quiet):
 # has it alone. `count` has a thread of its own.
 _AT_ONCE = ("speculate", "draft_stats", "devices", "slots")
 _SHARES = ("stream", "embed")
+_COMPILING_S = 600.0
 _MOST_UNMEASURED = 8  # answers after a load with `measures_later`, before it is measured between two of them
 
 
@@ -77,6 +79,7 @@ class LocalEngine(EngineClient):
         self._look_s = 0.0  # when to look for another version of an adapted draft
         self._is_closed = False
         self._answered: LoadedModel | None = None
+        self._computed: LoadedModel | None = None  # has given a first token
         self._n_running = self._n_unmeasured = 0  # answers that run, and those since a load that measures later
         self._searched: LoadedModel | None = None  # for which a search for a self-draft has ended, well or badly
 
@@ -93,12 +96,16 @@ class LocalEngine(EngineClient):
         """Seconds since the worker last gave a sign of life; 0 if it need give none. See Worker.
 
         A forward on other machines gives none and may take minutes. The system ends connections to machines that are
-        gone. Before the first answer on a device, its driver may compile kernels for minutes, as Vulkan's does.
+        gone. Before the first token on a device, its driver may compile kernels for minutes, as Vulkan's does: ten of
+        them count as no silence.
         """
-        loaded = self.loaded
-        if loaded is not None and (loaded.config.load.workers or (self._free and self._answered is not loaded)):
+        loaded, silent_s = self.loaded, self._worker.silent_s
+        if loaded is None:
+            return silent_s
+        if loaded.config.load.workers:
             return 0.0
-        return self._worker.silent_s
+        may_compile = self._free and self._computed is not loaded and loaded.config.load.gpu_layers != 0
+        return max(0.0, silent_s - _COMPILING_S) if may_compile else silent_s
 
     def call(self, method: str, *arguments: Any, reporter: Reporter | None = None) -> Stream[Any]:
         if method == "count":
@@ -146,7 +153,14 @@ class LocalEngine(EngineClient):
                 self._measure_pending()  # there was no idle time
         self._n_running += 1
         try:
-            yield from self.require_loaded().engine.generate(request, speculation)
+            loaded = self.require_loaded()
+            with closing(loaded.engine.generate(request, speculation)) as events:
+                for event in events:
+                    yield event
+                    if isinstance(event, Step):
+                        break
+                self._computed = loaded
+                yield from events
         finally:
             self._n_running -= 1
             self._n_unmeasured += 1

@@ -117,7 +117,7 @@ class Engine:
         """`generate` alone, without its Yields."""
         return (event for event in self.generate(request) if not isinstance(event, Yield))
 
-    def generate(self, request: Request, speculation: Speculation | None = None) -> Iterator[Event | Yield]:
+    def generate(self, request: Request, speculation: Speculation | None = None) -> Generator[Event | Yield]:
         """PrefillProgress, then Steps, each followed by the Pieces of its text, perhaps a Notice, then Finished.
 
         To run several generations at the same time, advance each to its next Yield in turn. `speculation` replaces the

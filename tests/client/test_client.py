@@ -19,7 +19,7 @@ from edgespec.client.process import EngineProcess
 from edgespec.client.worker import Worker
 from edgespec.core.protocols import Step
 from edgespec.engine.events import Finished, MemoryUse
-from edgespec.errors import DoesNotFit, InvalidRequest, UnknownModel
+from edgespec.errors import ContextOverflow, DoesNotFit, InvalidRequest, UnknownModel
 from edgespec.machines.memory import RESERVE_BYTES, DeviceMemory, Memory
 from edgespec.models.load_config import LoadConfig, MemoryOptions
 from edgespec.text.stream import Piece
@@ -49,7 +49,7 @@ def test_a_model_is_opened_and_answers(client: EngineClient) -> None:
     assert client.resident > 10 * 2**20
 
 
-def test_a_device_may_compile_its_kernels_before_the_first_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_may_compile_its_kernels_before_the_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which takes longer than a process may say nothing, with drivers that have none stored."""
     device = (DeviceMemory("Vulkan0", 2**30, 2**30),)
     monkeypatch.setattr("edgespec.client.local.device_memory", lambda *_: device)
@@ -57,6 +57,12 @@ def test_a_device_may_compile_its_kernels_before_the_first_answer(monkeypatch: p
         list(engine.open(TOY, Heard()))
         monkeypatch.setattr(Worker, "silent_s", 100.0)
         assert engine.silent_s == 0.0
+        with pytest.raises(ContextOverflow):
+            list(engine.stream(request("long " * 100_000)))
+        assert engine.silent_s == 0.0, "nothing was computed"
+        monkeypatch.setattr(Worker, "silent_s", 700.0)
+        assert engine.silent_s == 100.0, "a device may hang, too"
+        monkeypatch.setattr(Worker, "silent_s", 100.0)
         list(engine.stream(request()))
         assert engine.silent_s == 100.0
 
