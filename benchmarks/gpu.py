@@ -44,7 +44,7 @@ from typing import Any
 import click
 import psutil
 
-from benchmarks.gpu_steps import Setting, Step, Words
+from benchmarks.gpu_steps import STEPS, Setting, Step, Words
 from benchmarks.harness import MODEL_PATH, REPOSITORY, describe, print_result
 from benchmarks.peers_tables import Group, Record, format_markdown, summarize
 
@@ -72,6 +72,9 @@ class Report:
             return
         end_s = monotonic() + min(share_s, left_s)
         for words in step.programs:
+            if monotonic() >= end_s:
+                self._add({"step": step.name, "program": str(words[0]), "left_out": "the step's time was up"})
+                continue
             output = self._folder / f"{step.name}.out"
             self._add({"step": step.name, **self._run_program(words, end_s - monotonic(), output)})
             output.unlink()
@@ -104,6 +107,7 @@ class Report:
                 process.wait(max(limit_s, 0))
             except psutil.TimeoutExpired:
                 is_cut = True
+            finally:
                 end_family(process)
         lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
         self._say(*lines)
@@ -153,7 +157,7 @@ def read_groups(record: Path) -> list[Group]:
 @click.option("--per-category", type=click.IntRange(1), default=1, show_default=True, help="Prompts.")
 @click.option("--ctx", "context", type=click.IntRange(64), default=3072, show_default=True, help="Of comparisons.")
 @click.option("--threads", type=click.IntRange(1), default=4, show_default=True)
-@click.option("--only", multiple=True, help="A step, repeatable; models are always made.  [default: all]")
+@click.option("--only", multiple=True, type=click.Choice(STEPS), help="Repeatable; models are always made.")
 def main(
     results: Path,
     model: Path,
@@ -169,12 +173,16 @@ def main(
     only: Sequence[str],
 ) -> None:
     """Measure the GPU that llama.cpp finds, and write what is found to the folder RESULTS."""
+    if results.exists() and any(results.iterdir()):
+        raise click.BadParameter(f"{results} has files of another run: name a new folder.", param_hint="RESULTS")
     results.mkdir(parents=True, exist_ok=True)
     report = Report(results, minutes * 60, model)
     asked = prompts.absolute() if prompts else None
     amounts = large, small, tokens, per_category, context, threads
     with tempfile.TemporaryDirectory() as made, ThreadPoolExecutor(1) as beside:
-        setting = Setting(results, Path(made), model.absolute(), asked, which(server) or server, *amounts)
+        found = which(server)  # programs run in the folder of the results
+        binary = str(Path(found).absolute()) if found else server
+        setting = Setting(results, Path(made), model.absolute(), asked, binary, *amounts)
         models = beside.submit(report.run, setting.make_models())
         for step in setting.list_steps():
             if step.name != "contract":

@@ -18,6 +18,8 @@ LOOKUPS = ("ngram", "recycling", "recycling@4/16", "lookahead@4/16")
 SELF_DRAFTS = ("qspec", "layerskip:16")  # half of the layers of an 8B
 CODE = ("code_completion", "code_edit")  # what the embedded pair and its head can write
 
+STEPS = ("contract", "doctor", "large", "real", "streams", "host", "lookups", "small", "selves", "together")
+
 Words = Sequence[object]
 """A module of this environment and its arguments."""
 

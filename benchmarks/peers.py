@@ -53,7 +53,7 @@ from benchmarks.peers_tables import (
     summarize,
 )
 from benchmarks.peers_tables import PLAIN as EDGESPEC_PLAIN
-from edgespec.autopilot.speculation import Speculation
+from edgespec.autopilot.speculation import MAX_DRAFT, Speculation
 from edgespec.backends import BackendName
 from edgespec.backends.options import LoadOptions, idle_cores
 from edgespec.bench.prompt_sets import BenchPrompt, read_prompts, read_shipped_prompts, take_per_category
@@ -255,9 +255,14 @@ def open_arms(setting: Setting, stack: ExitStack) -> list[Arm]:
 
 
 def split_size(word: str) -> tuple[str, list[int]]:
-    """The drafter of WORD@4/16, and its sizes as far as it gives them: tokens on a path, tokens in all."""
+    """The drafter of WORD@4/16, and its sizes as far as it gives them: tokens on a path, tokens in all. Raises
+    BadParameter.
+    """
     draft, *sizes = re.split(r"@(\d+)(?:/(\d+))?$", word)
-    return draft, [int(each) for each in sizes if each]
+    found = [int(each) for each in sizes if each]
+    if not all(0 < each <= MAX_DRAFT for each in found):
+        raise click.BadParameter(f"a draft has 1 to {MAX_DRAFT} tokens.", param_hint="--drafter")
+    return draft, found
 
 
 def is_wanted(name: str, only: Sequence[str]) -> bool:

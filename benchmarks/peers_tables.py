@@ -265,7 +265,7 @@ def find_losses(rounds: Iterable[Round]) -> list[Loss]:
     found: dict[tuple[str, str], list[tuple[Run, Run]]] = {}
     for each in rounds:
         by_arm = {run.arm: run for run in each.runs}
-        if AUTOPILOT in by_arm and by_arm[AUTOPILOT].later >= MIN_TOKENS and by_arm[PLAIN].later:
+        if {AUTOPILOT, PLAIN} <= by_arm.keys() and by_arm[AUTOPILOT].later >= MIN_TOKENS and by_arm[PLAIN].later:
             found.setdefault((each.form, each.prompt), []).append((by_arm[AUTOPILOT], by_arm[PLAIN]))
     losses = []
     for (_, prompt), pairs in found.items():

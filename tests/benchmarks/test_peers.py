@@ -249,7 +249,13 @@ def test_a_loss_is_the_programs_or_the_machines() -> None:
         plain = Run("edgespec plain", (1,) * 33, 32, 1.0, 1.0, 32, 0, 0)
         return Round("chat", prompt, "qa", 0, (plain, Run("edgespec auto", (1,) * 33, 32, busy_s, clock_s, 16, 20, 10)))
 
-    rounds = [made("own", 1.25, 1.3), made("machine", 1.0, 1.6), made("fine", 0.5, 0.5)]
+    auto = Run("edgespec auto", (1,) * 33, 32, 9.0, 9.0, 16, 20, 10)
+    rounds = [
+        Round("chat", "alone", "qa", 0, (auto,)),
+        made("own", 1.25, 1.3),
+        made("machine", 1.0, 1.6),
+        made("fine", 0.5, 0.5),
+    ]
     rounds += [made("noisy", seconds, seconds) for seconds in (9.0, 1.0, 1.0)]
     losses = find_losses(rounds)
     assert [(each.prompt, each.busy, each.by_machine, each.tau) for each in losses] == [
