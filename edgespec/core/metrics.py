@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
+import numpy.typing as npt
 
 from edgespec.core.protocols import PrefillProgress, Step
 
@@ -235,7 +236,7 @@ class Meter:
         steps, speed = self.steps, self.tokens_per_second
         forwards = max(0, len(steps) - 1)
         gaps = np.diff([s.at_s for s in steps])
-        p50_s, p99_s = np.percentile(gaps, (50, 99)).tolist() if len(gaps) else (None, None)
+        p50_s, p99_s = _find_percentiles(gaps, 0.5, 0.99) if len(gaps) else (None, None)
         return Metrics(
             prompt_tokens=self.prompt_tokens,
             emitted_tokens=self.emitted_tokens,
@@ -271,3 +272,13 @@ def _alpha_by_depth(steps: Sequence[Step]) -> tuple[float, ...]:
     tested = [sum(s.n_tested > d for s in steps) for d in range(deepest)]
     accepted = [sum(s.n_accepted > d for s in steps) for d in range(deepest)]
     return tuple(a / t for a, t in zip(accepted, tested, strict=True))
+
+
+def _find_percentiles(values: npt.NDArray[np.float64], *shares: float) -> list[float]:
+    """Values below which these shares of all lie, linear between neighbours.
+
+    np.percentile imports numpy.ma for this, which takes as long as a few tokens.
+    """
+    last = len(values) - 1
+    found: list[float] = np.interp([share * last for share in shares], np.arange(last + 1), np.sort(values)).tolist()
+    return found
