@@ -10,6 +10,8 @@ it. They measure their settings and costs on load. "edgespec auto" has --draft a
 Each --drafter is one more arm, alone and with drafts of a fixed length; `recycling@4/16` is a tree of 16 tokens, four
 of them on a path. Arms that differ in these numbers alone share a process.
 
+The autopilot remembers its answers, so later repeats of a question recite the first one.
+
 After a warm-up on another text the arms of a prompt take turns, in reverse order on every second prompt. Each reads the
 prompt with an empty prompt cache, because what a cache holds changes how the next prompt is read, and its rounding.
 What a program learns from its answers is kept: the autopilot's costs and memory, and ngram-mod's pool. So prompts that

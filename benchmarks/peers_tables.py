@@ -240,7 +240,7 @@ def _count_same(rounds: Iterable[Round], arm: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """An answer of the autopilot that was slower than plain decoding's; medians over the repeats.
+    """A first answer of the autopilot that was slower than plain decoding's. Later ones recite it from the memory.
 
     busy    its ratio to plain decoding by the processor's time, in which only the program's own work counts
     clock   likewise by the clock
@@ -261,27 +261,25 @@ class Loss:
 
 
 def find_losses(rounds: Iterable[Round]) -> list[Loss]:
-    """Answers that are below LEAST by either time, the slowest first; of rounds with both times."""
-    found: dict[tuple[str, str], list[tuple[Run, Run]]] = {}
+    """First answers that are below LEAST by either time, the slowest first; of rounds with both times."""
+    losses = []
     for each in rounds:
         by_arm = {run.arm: run for run in each.runs}
-        if {AUTOPILOT, PLAIN} <= by_arm.keys() and by_arm[AUTOPILOT].later >= MIN_TOKENS and by_arm[PLAIN].later:
-            found.setdefault((each.form, each.prompt), []).append((by_arm[AUTOPILOT], by_arm[PLAIN]))
-    losses = []
-    for (_, prompt), pairs in found.items():
-        busy = [a.later / a.seconds / (b.later / b.seconds) for a, b in pairs]
-        clock = [a.later / a.wall_s / (b.later / b.wall_s) for a, b in pairs]
-        runs = [run for run, _ in pairs]
-        tau = sum(run.later for run in runs) / sum(run.rounds for run in runs)
-        counts = sum(run.drafted for run in runs), sum(run.accepted for run in runs)
-        losses.append(Loss(prompt, float(np.median(busy)), float(np.median(clock)), tau, *counts))
+        auto, plain = by_arm.get(AUTOPILOT), by_arm.get(PLAIN)
+        if each.repeat or auto is None or plain is None or min(auto.later, plain.later) < MIN_TOKENS:
+            continue
+        busy = auto.later / auto.seconds / (plain.later / plain.seconds)
+        clock = auto.later / auto.wall_s / (plain.later / plain.wall_s)
+        losses.append(Loss(each.prompt, busy, clock, auto.later / auto.rounds, auto.drafted, auto.accepted))
     return sorted((each for each in losses if min(each.busy, each.clock) < LEAST), key=lambda each: each.busy)
 
 
 def format_losses(losses: Sequence[Loss]) -> str:
     """A table of answers that have lost, by their cause."""
     machine = sum(each.by_machine for each in losses)
-    head = f"Answers of the autopilot below {LEAST} of plain decoding: {len(losses) - machine} by their own work, "
+    head = (
+        f"First answers of the autopilot below {LEAST} of plain decoding: {len(losses) - machine} by their own work, "
+    )
     lines = [
         [each.prompt, _text(each.busy), _text(each.clock), _text(each.tau), f"{each.accepted}/{each.drafted}"]
         for each in losses

@@ -243,11 +243,13 @@ def test_plain_speed(program: Program, run_module: RunModule) -> None:
 
 
 def test_a_loss_is_the_programs_or_the_machines() -> None:
-    """Of three repeats the median counts, and plain decoding took a second by either time."""
+    """First answers count, and plain decoding took a second by either time."""
 
-    def made(prompt: str, busy_s: float, clock_s: float) -> Round:
+    def made(prompt: str, busy_s: float, clock_s: float, repeat: int = 0) -> Round:
         plain = Run("edgespec plain", (1,) * 33, 32, 1.0, 1.0, 32, 0, 0)
-        return Round("chat", prompt, "qa", 0, (plain, Run("edgespec auto", (1,) * 33, 32, busy_s, clock_s, 16, 20, 10)))
+        return Round(
+            "chat", prompt, "qa", repeat, (plain, Run("edgespec auto", (1,) * 33, 32, busy_s, clock_s, 16, 20, 10))
+        )
 
     auto = Run("edgespec auto", (1,) * 33, 32, 9.0, 9.0, 16, 20, 10)
     rounds = [
@@ -256,7 +258,7 @@ def test_a_loss_is_the_programs_or_the_machines() -> None:
         made("machine", 1.0, 1.6),
         made("fine", 0.5, 0.5),
     ]
-    rounds += [made("noisy", seconds, seconds) for seconds in (9.0, 1.0, 1.0)]
+    rounds.append(made("again", 9.0, 9.0, repeat=1))
     losses = find_losses(rounds)
     assert [(each.prompt, each.busy, each.by_machine, each.tau) for each in losses] == [
         ("own", 0.8, False, 2.0),
