@@ -28,7 +28,7 @@ QUESTION = "Tell me a story about a cat, a cat and a cat."
 PROMPT = "My favourite"  # after which none of the eight sequences below is rarer than 1 in 28
 LENGTH, SAMPLES = 3, 400 if IS_NIGHTLY else 160
 # tests/engine/test_distribution.py has the others on each run.
-RULES = ("auto", "sample", "rejection", "block") if IS_NIGHTLY else ("auto",)
+RULES = ("auto", "drawn trees", *(("sample", "rejection", "block") if IS_NIGHTLY else ()))
 TOKENS = 24
 
 
@@ -56,11 +56,14 @@ def law(judge: Judge) -> dict[tuple[int, ...], float]:
 
 @pytest.fixture(params=RULES)
 def drawn(request: pytest.FixtureRequest, draft: Path) -> Iterator[Counter[tuple[int, ...]]]:
-    """How often each sequence was drawn. Without a seed, `auto` is the rule `block`."""
-    rule: Any = request.param
+    """How often each sequence was drawn. Without a seed, `auto` is the rule `block`; `rejection` verifies trees of
+    siblings that were drawn without replacement.
+    """
+    rule: Any = "rejection" if request.param == "drawn trees" else request.param
     found: Counter[tuple[int, ...]] = Counter()
     accepted = 0
-    with load(str(draft), draft_max=2, acceptance=rule, ctx=256) as model:
+    tree = 6 if request.param == "drawn trees" else None
+    with load(str(draft), draft_max=2, draft_tree=tree, acceptance=rule, ctx=256) as model:
         for i in range(SAMPLES):
             seed = None if rule == "auto" else i
             reply = model.generate(PROMPT, temperature=1.0, top_k=2, max_tokens=LENGTH + 1, seed=seed)
