@@ -79,10 +79,9 @@ class ProfileStore:
         """The statistics that were stored last on this processor, under whatever settings; None for none. Damaged
         entries, and those of another version, are passed over.
         """
-        settings = [each["setting"] for each in read_entries(self.path, "experience")]
         here = {"processor": processor_name(), "version": _VERSION}
-        fitting = [each for each in settings if here.items() <= each.items()]
-        found = (load_entry(self.path, "experience", each, DraftStats.from_dict) for each in fitting)
+        entries = [each for each in read_entries(self.path, "experience") if here.items() <= each["setting"].items()]
+        found = (_read_whole(each["experience"], DraftStats.from_dict) for each in entries)
         return next((each for each in found if each is not None), None)
 
     def save(self, key: Setting, draft_stats: DraftStats) -> None:
@@ -107,8 +106,13 @@ def read_entries(path: Path, content: str) -> list[dict[str, Any]]:
 def load_entry(path: Path, content: str, setting: dict[str, Any], read: Callable[[Any], T]) -> T | None:
     """What `read` makes of a file's entry under `setting`; None without one, and for a damaged one."""
     found = (entry[content] for entry in read_entries(path, content) if entry["setting"] == setting)
+    return next((_read_whole(each, read) for each in found), None)
+
+
+def _read_whole(content: Any, read: Callable[[Any], T]) -> T | None:
+    """What `read` makes of the content of an entry; None if that is damaged."""
     try:
-        return next((read(each) for each in found), None)
+        return read(content)
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, EdgespecError):
         return None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from edgespec.autopilot.acceptance_record import AcceptanceRecord
-from edgespec.autopilot.profile import Profile, choose_chain_length, find_lowest
+from edgespec.autopilot.profile import Profile
 from edgespec.models.draft_words import name_cures
 from edgespec.models.drafts import DrafterPlan
 from edgespec.models.fit import Fit
@@ -115,7 +115,7 @@ def _judge_acceptance(expected: SpeedEstimate | None, drafter: DrafterPlan, reco
 
 
 def _judge_streams(expected: SpeedEstimate, drafts: str) -> Iterator[Practice]:
-    """From which acceptance `drafts` pay where several answers share each forward."""
+    """Tells from which acceptance `drafts` pay where several answers share each forward."""
     limits = {n: _pays_from(expected, n) for n in _STREAMS if 2 * n <= max(expected.rows)}
     if len(limits) < 2:
         return
@@ -137,8 +137,8 @@ def _pays_from(expected: SpeedEstimate, streams: int) -> float | None:
     profile = Profile(expected.rows)
     longest = max(expected.rows) // streams
     rows = {n: profile.seconds(n * streams) for n in range(1, longest + 1)}
-    draft_s = (expected.draft_s or 0.0) * rows[1] / expected.rows[1]
-    return find_lowest(lambda rate: round(choose_chain_length(rows, draft_s, rate)[1], 2) > 1)
+    draft_s = None if expected.draft_s is None else expected.draft_s * rows[1] / expected.rows[1]
+    return SpeedEstimate(rows, draft_s).pays_from
 
 
 def _judge_length(expected: SpeedEstimate, record: AcceptanceRecord | None) -> Practice:

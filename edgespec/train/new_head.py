@@ -31,6 +31,7 @@ from edgespec.progress import QUIET, notice, reporting
 from edgespec.train.evaluate import Matrix, expected_tokens, find_rounds
 from edgespec.train.options import CHECKPOINT, Allowance, Throttle, TrainOptions
 from edgespec.train.own_texts import ConversationFile, write_conversations
+from edgespec.train.parts import has_parts
 from edgespec.train.run import Adaptation, Training, stopped_on_battery, time_is_up, train_and_keep
 from edgespec.train.run_folder import open_run
 from edgespec.train.texts import MIN_HELD_OUT, TrainingText, count_tokens
@@ -90,8 +91,8 @@ class HeadTrainer(Training):
             check_target(target, path, planned.fit.memory.usable - planned.fit.target.total)
             file = ConversationFile(pair.folder / OWN_TEXTS, target.tokenizer.vocab_size)
             has_begun = (folder / CHECKPOINT).exists()  # then it goes on with the texts that it has begun with
-            has_read = any(folder.glob("*.npz"))  # but not begun to train, since the time was up
-            wanted = _LEAST if has_begun else 2 * _LEAST if has_read else config.n_tokens
+            # What was read without a training is of a run whose time was up.
+            wanted = _LEAST if has_begun else 2 * _LEAST if has_parts(folder) else config.n_tokens
             if file.n_tokens < wanted:
                 self._write_texts(target, file, config)
             train, held_out = split_conversations(file.texts())

@@ -26,6 +26,11 @@ _LEAST_READ = 10_000  # tokens
 _STEP = 32  # tokens: the lengths of batches are multiples of it
 
 
+def has_parts(folder: Path) -> bool:
+    """Whether a target has read texts into `folder`."""
+    return any(folder.glob(f"*{_SUFFIX}"))
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """The tokens [start, stop) of a text, of which the rows from `first` on count; positions in the text."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from benchmarks.gpu import Report, main
-from benchmarks.gpu_steps import Step
+from benchmarks.gpu_steps import STEPS, Setting, Step
 from tests.benchmarks.conftest import Program
 from tests.gguf_models import TARGET
 
@@ -43,3 +43,8 @@ def test_a_folder_with_other_results_is_refused(tmp_path: Path) -> None:
     (tmp_path / "real.jsonl").write_text("{}\n")
     refused = CliRunner().invoke(main, [str(tmp_path), "--model", str(TARGET)])
     assert refused.exit_code == 2 and "has files of another run: name a new folder" in " ".join(refused.output.split())
+
+
+def test_every_step_can_be_named(tmp_path: Path) -> None:
+    setting = Setting(tmp_path, tmp_path, TARGET, None, "none", "own", "own", 8, 1, 64, 1)
+    assert tuple(each.name for each in setting.list_steps()) == STEPS

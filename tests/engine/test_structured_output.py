@@ -22,7 +22,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.events import Finished, Request
 from edgespec.engine.grammar_compiler import GrammarCompiler
 from edgespec.engine.grammar_mask import GrammarMask
-from edgespec.engine.structure import json_part, json_structure
+from edgespec.engine.structure import Grammar, json_part, json_structure, regex_structure
 from edgespec.errors import InvalidRequest
 from edgespec.text.stream import Piece
 from tests.engine.conftest import PLAIN, list_loaded
@@ -223,3 +223,12 @@ def test_a_greedy_token_is_the_best_of_those_that_sampling_allows(engine: Engine
             assert best == allowed[logits[allowed].argmax()]
             unmasked += best == logits.argmax()
     assert unmasked > 5
+
+
+@pytest.mark.parametrize(
+    ("pattern", "inner"),
+    [("ab", "ab"), ("^ab$", "ab"), (r"a\$", r"a\$"), (r"a\\$", r"a\\"), (r"^a\\\$$", r"a\\\$"), ("a/b", r"a\/b")],
+)
+def test_a_regular_expression_loses_its_anchors_and_no_escaped_dollar(pattern: str, inner: str) -> None:
+    ((grammar,),) = regex_structure(pattern).alternatives
+    assert isinstance(grammar, Grammar) and grammar.lark == f"start: /(?:{inner})/"
