@@ -77,7 +77,9 @@ def _count_shared(before: Ints, after: Ints) -> int:
     """How many tokens of `after` are in runs that `before` has too, at whatever place."""
     if min(len(before), len(after)) < _RUN:
         return 0
-    found = np.flatnonzero(np.isin(_hash_runs(after), _hash_runs(before)))
+    known = set(_hash_runs(before).tolist())
+    # Not np.isin, which imports numpy.ma: that takes as long as some tokens, in the middle of an answer.
+    found = np.array([i for i, each in enumerate(_hash_runs(after).tolist()) if each in known], int)
     is_shared = np.zeros(len(after), bool)
     for i in range(_RUN):
         is_shared[found + i] = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -172,3 +174,18 @@ def test_a_beginning_in_another_cache_that_is_no_longer_than_a_copy_is_worth(eng
     for context_size, cause in ((16_384, "busy"), (32_768, None)):
         loss = explain_loss(text, 0, [EarlierText(text[:300], "other")], "", tokenizer, context_size)
         assert (loss.cause if loss is not None else None) == cause
+
+
+def test_no_module_is_imported_while_an_answer_is_made() -> None:
+    """An import takes as long as some tokens: numpy.ma, which some of numpy's functions load, as three."""
+    code = (
+        "import sys\n"
+        "from tests.engine.test_prefix_loss import CHAT, PLAIN, SYSTEM, Engine, LoadOptions, Message, ask, load\n"
+        "engine = Engine(load('tree', LoadOptions(context_size=8192)), [], PLAIN, 1)\n"
+        "before = set(sys.modules)\n"
+        "ask(engine, CHAT)\n"
+        "assert ask(engine, (Message('system', SYSTEM.replace('Today', 'Now')), *CHAT[1:])).loss\n"
+        "sys.exit(str(set(sys.modules) - before or ''))\n"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert child.stderr.strip() == ""
