@@ -54,6 +54,13 @@ PAIRS: list[tuple[str, type[EdgespecError], str, dict[str, Any], dict[str, Any]]
     ("eagle", InvalidModelFile, "describes no layer: 0 heads", {}, {"num_attention_heads": 0}),
     ("eagle", InvalidModelFile, "describes no layer", {}, {"rope_scaling": {"type": "unheard"}}),
     ("eagle", InvalidModelFile, "not quantized as MLX does", {"fc.scales": np.zeros((256, 8), np.uint8)}, {}),
+    (
+        "eagle",
+        InvalidModelFile,
+        "not quantized as MLX does",
+        {"fc.scales": zeros(256, 0), "fc.biases": zeros(256, 0)},
+        {},
+    ),
     ("mtp", InvalidModelFile, "lacks the tensor mtp.norm.weight", {"mtp.norm.weight": None}, {}),
     ("mtp", InvalidModelFile, "q_norm has the shape", {"mtp.layers.0.self_attn.q_norm.weight": zeros(128)}, {}),
     ("mtp", InvalidModelFile, "MLX cannot read .*F64", {"mtp.norm.weight": np.ones(256)}, {}),

@@ -114,7 +114,7 @@ class HeadWeights:
             self._check(name, expected, shape)
             return None
         biases = self._arrays.get(f"{stem}.biases")
-        if biases is None or biases.shape != scales.shape or scales.ndim != len(expected):
+        if biases is None or biases.shape != scales.shape or scales.ndim != len(expected) or not scales.size:
             raise InvalidModelFile(
                 f"The head's tensor {name} is not quantized as MLX does by default, with scales and biases.",
                 hint="Use the head's release in half precision, or one of 4 or 8 bits.",
