@@ -18,7 +18,8 @@ What a program learns from its answers is kept: the autopilot's costs and memory
 are repeated (--repeats) are not cold. Both forms start with new processes.
 
 Speed is (tokens - 1) / time from the first token to the last, as the reader of the stream sees them; with
---processor-time by the program's processor time, which others disturb less. An arm that drafted nothing shows the
+--processor-time by the program's processor time, which others disturb less. Another table then has the autopilot's
+first answers beside plain decoding, and beside their own rounds without a draft. An arm that drafted nothing shows the
 machine's noise. --record has a line for each round of all arms: a run that was interrupted goes on there, with the
 settings that were measured at first and with empty memories. --table has the tables of `benchmarks.peers_tables`.
 stdout ends with one JSON line.
@@ -49,9 +50,9 @@ from benchmarks.peers_tables import (
     Record,
     Round,
     Run,
-    find_losses,
-    format_losses,
+    format_first,
     format_markdown,
+    list_first,
     summarize,
 )
 from benchmarks.peers_tables import PLAIN as EDGESPEC_PLAIN
@@ -188,10 +189,10 @@ def main(
         except EdgespecError as error:
             raise click.ClickException(f"{error.message} {error.hint}") from error
     groups = summarize(rounds.rounds)
-    losses = format_losses(find_losses(rounds.rounds)) if processor else ""
+    first_answers = format_first(list_first(rounds.rounds)) if processor else ""
     if table:
-        table.write_text(f"{format_markdown(groups)}\n{losses}", encoding="utf-8")
-    click.echo(f"{format_markdown(groups[:1])}\n{losses}", err=True)
+        table.write_text(f"{format_markdown(groups)}\n{first_answers}", encoding="utf-8")
+    click.echo(f"{format_markdown(groups[:1])}\n{first_answers}", err=True)
     print_result("peers", {**conditions, "groups": [asdict(group) for group in groups]}, *setting.files)
 
 
@@ -326,7 +327,7 @@ def measure(arm: str, found: Generation, processor: bool) -> Run:
     """`found` as a Run, with the time of the program's processor or by the clock."""
     seconds = found.busy_s if processor and found.busy_s else found.wall_s
     counts = found.rounds, found.drafted, found.accepted
-    return Run(arm, found.tokens, found.later, seconds, found.wall_s, *counts)
+    return Run(arm, found.tokens, found.later, seconds, found.wall_s, *counts, found.deciding_s, found.plain_s)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from time import clock_gettime, perf_counter
 from typing import Any, Literal, Protocol
@@ -29,6 +30,7 @@ from edgespec.text.chat_template import Message
 
 Form = Literal["chat", "raw"]
 """How a prompt is written: in the model's chat template, or as text to continue."""
+MIN_PLAIN = 8  # rounds without a draft, from which on they show the speed of plain decoding
 MLX_DRAFT_TOKENS = 3  # the default of mlx_lm's own commands
 
 
@@ -68,10 +70,12 @@ def select_prompts(
 class Generation:
     """One generation as the reader of its stream saw it.
 
-    tokens     None stands for a token that was counted but not sent
-    arrivals   (time.perf_counter(), tokens so far), increasing in both
-    rounds     target forwards after those that gave the first arrival
-    busy_s     processor time of the arm's process between the first arrival and the last; 0 where it is not measured
+    tokens      None stands for a token that was counted but not sent
+    arrivals    (time.perf_counter(), tokens so far), increasing in both
+    rounds      target forwards after those that gave the first arrival
+    busy_s      processor time of the arm's process between the first arrival and the last; 0 where it is not measured
+    deciding_s  what the controller took of a round
+    plain_s     what else a round of plain decoding took at that time, see `measure_plain`; None if too few show it
     """
 
     tokens: tuple[int | None, ...]
@@ -80,6 +84,8 @@ class Generation:
     drafted: int
     accepted: int
     busy_s: float = 0.0
+    deciding_s: float = 0.0
+    plain_s: float | None = None
 
     @property
     def later(self) -> int:
@@ -89,6 +95,25 @@ class Generation:
     @property
     def wall_s(self) -> float:
         return self.arrivals[-1][0] - self.arrivals[0][0] if self.arrivals else 0.0
+
+
+def measure_plain(steps: Sequence[Step], wall_s: float) -> float | None:
+    """Seconds of a round of plain decoding while `steps` were made, without the controller's.
+
+    They are those of rounds without a draft that follow another one. So a draft is compared with times of the same
+    seconds, while two answers one after the other differ with the machine's speed. `wall_s` is the time of all `steps`.
+    None with less than MIN_PLAIN such rounds.
+    """
+    rest_s = [step.verify_s + step.sample_s + step.commit_s for step in steps]
+    plain = [
+        own_s
+        for (last, step), own_s in zip(pairwise(steps), rest_s[1:], strict=True)
+        if not last.n_drafted + step.n_drafted
+    ]
+    if len(plain) < MIN_PLAIN:
+        return None
+    between_s = wall_s - sum(rest_s) - sum(step.draft_s for step in steps)
+    return sum(plain) / len(plain) + between_s / len(steps)
 
 
 def processor_s(pid: int) -> float:
@@ -127,18 +152,22 @@ class Edgespec:
         other = TokenPrompt((prompt.ids[0] + 1 if prompt.ids[0] == 0 else prompt.ids[0] - 1,))
         list(self.client.stream(Request(other, max_tokens=0), Speculation()))
         arrivals: list[tuple[float, int]] = []
+        steps: list[Step] = []
         start_s = 0.0
         sampling = SamplingParams(temperature=temperature)
         request = Request(TokenPrompt(prompt.ids), sampling, tokens, memory=self.memory)
         for event in self.client.stream(request, self.speculation):
             if isinstance(event, Step):
                 start_s = start_s or processor_s(self.pid)
+                steps.append(event)
                 arrivals.append((perf_counter(), (arrivals[-1][1] if arrivals else 0) + len(event.tokens)))
             elif isinstance(event, Finished):
                 finished = event
         m = finished.metrics
         counts = m.target_forwards, m.drafted_tokens, m.accepted_tokens
-        return Generation(finished.tokens, tuple(arrivals), *counts, processor_s(self.pid) - start_s)
+        found = Generation(finished.tokens, tuple(arrivals), *counts, processor_s(self.pid) - start_s)
+        deciding_s = sum(step.draft_s for step in steps[1:]) / max(1, len(steps) - 1)
+        return replace(found, deciding_s=deciding_s, plain_s=measure_plain(steps[1:], found.wall_s))
 
 
 def open_edgespec(

@@ -31,6 +31,8 @@ class Run:
     later    tokens after the first arrival
     seconds  between the first arrival and the last, as the benchmark measures them; `wall_s` by the clock
     rounds   target forwards after the one that gave the first arrival
+
+    deciding_s and plain_s are those of `Generation`.
     """
 
     arm: str
@@ -41,6 +43,8 @@ class Run:
     rounds: int
     drafted: int
     accepted: int
+    deciding_s: float = 0.0
+    plain_s: float | None = None
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -239,30 +243,27 @@ def _count_same(rounds: Iterable[Round], arm: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """A first answer of the autopilot that was slower than plain decoding's. Later ones recite it from the memory.
+class FirstAnswer:
+    """The autopilot's first answer to a prompt, as multiples of plain decoding. Later ones recite it from the memory.
 
-    busy    its ratio to plain decoding by the processor's time, in which only the program's own work counts
-    clock   likewise by the clock
-    tau     tokens per target forward
+    own    by its own rounds without a draft and plain decoding's controller; `busy` where there are too few of them
+    busy   by the processor's time of both answers
+    clock  by the clock
+    tau    tokens per target forward
     """
 
     prompt: str
+    own: float
     busy: float
     clock: float
     tau: float
     drafted: int
     accepted: int
 
-    @property
-    def by_machine(self) -> bool:
-        """Whether the program itself has lost nothing: other work on the machine has taken the time."""
-        return self.busy >= LEAST
 
-
-def find_losses(rounds: Iterable[Round]) -> list[Loss]:
-    """First answers that are below LEAST by either time, the slowest first; of rounds with both times."""
-    losses = []
+def list_first(rounds: Iterable[Round]) -> list[FirstAnswer]:
+    """The first answers of MIN_TOKENS and more, the slowest by its own work first."""
+    answers = []
     for each in rounds:
         by_arm = {run.arm: run for run in each.runs}
         auto, plain = by_arm.get(AUTOPILOT), by_arm.get(PLAIN)
@@ -270,22 +271,32 @@ def find_losses(rounds: Iterable[Round]) -> list[Loss]:
             continue
         busy = auto.later / auto.seconds / (plain.later / plain.seconds)
         clock = auto.later / auto.wall_s / (plain.later / plain.wall_s)
-        losses.append(Loss(each.prompt, busy, clock, auto.later / auto.rounds, auto.drafted, auto.accepted))
-    return sorted((each for each in losses if min(each.busy, each.clock) < LEAST), key=lambda each: each.busy)
+        own = busy if auto.plain_s is None else auto.later * (auto.plain_s + plain.deciding_s) / auto.wall_s
+        counts = auto.later / auto.rounds, auto.drafted, auto.accepted
+        answers.append(FirstAnswer(each.prompt, own, busy, clock, *counts))
+    return sorted(answers, key=lambda each: each.own)
 
 
-def format_losses(losses: Sequence[Loss]) -> str:
-    """A table of answers that have lost, by their cause."""
-    machine = sum(each.by_machine for each in losses)
-    head = (
-        f"First answers of the autopilot below {LEAST} of plain decoding: {len(losses) - machine} by their own work, "
-    )
-    lines = [
-        [each.prompt, _text(each.busy), _text(each.clock), _text(each.tau), f"{each.accepted}/{each.drafted}"]
-        for each in losses
+def format_first(answers: Sequence[FirstAnswer]) -> str:
+    """Two tables: what the first answers have in all, and those that are below LEAST by any time."""
+    ways = {
+        "own rounds": [each.own for each in answers],
+        "processor": [each.busy for each in answers],
+        "clock": [each.clock for each in answers],
+    }
+    whole = [
+        [way, f"{np.quantile(v, 0.1):.3f}", f"{min(v):.3f}", f"{np.median(v):.3f}", str(sum(x < LEAST for x in v))]
+        for way, v in ways.items()
+        if v
     ]
-    columns = ["prompt", "x plain, processor", "x plain, clock", "tau", "accepted"]
-    return f"{head}{machine} by the clock alone.\n\n{_format_table(columns, lines)}\n"
+    lost = [
+        [each.prompt, *map(_text, (each.own, each.busy, each.clock, each.tau)), f"{each.accepted}/{each.drafted}"]
+        for each in answers
+        if min(each.own, each.busy, each.clock) < LEAST
+    ]
+    columns = ["times plain by", "worst decile", "slowest", "median", f"below {LEAST}"]
+    tables = _format_table(columns, whole), _format_table(["prompt", *ways, "tau", "accepted"], lost)
+    return f"{len(answers)} first answers of the autopilot:\n\n{tables[0]}\n\n{tables[1]}\n"
 
 
 def format_markdown(groups: Sequence[Group]) -> str:

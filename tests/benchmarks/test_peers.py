@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -15,9 +16,10 @@ from click.testing import CliRunner
 from benchmarks import plain_speed
 from benchmarks.harness import CODE
 from benchmarks.peers import NO_PEER, main, split_size
-from benchmarks.peers_arms import Generation, PeerFailed
+from benchmarks.peers_arms import MIN_PLAIN, Generation, PeerFailed, measure_plain
 from benchmarks.peers_server import list_draft_modes, read_stream
-from benchmarks.peers_tables import ALL, Record, Round, Run, find_losses, format_losses, format_markdown, summarize
+from benchmarks.peers_tables import ALL, Record, Round, Run, format_first, format_markdown, list_first, summarize
+from edgespec.core.protocols import Step
 from tests.benchmarks.conftest import Program
 from tests.benchmarks.conftest import Run as RunModule
 from tests.gguf_models import DRAFT, TARGET
@@ -242,27 +244,36 @@ def test_plain_speed(program: Program, run_module: RunModule) -> None:
         assert done.returncode == 1 and done.stderr == f"Error: {plain_speed.NO_PEER}\n"
 
 
-def test_a_loss_is_the_programs_or_the_machines() -> None:
-    """First answers count, and plain decoding took a second by either time."""
+def test_first_answers_beside_plain_decoding() -> None:
+    """Plain decoding took a second by either time, and its controller a hundredth of a round."""
 
-    def made(prompt: str, busy_s: float, clock_s: float, repeat: int = 0) -> Round:
-        plain = Run("edgespec plain", (1,) * 33, 32, 1.0, 1.0, 32, 0, 0)
-        return Round(
-            "chat", prompt, "qa", repeat, (plain, Run("edgespec auto", (1,) * 33, 32, busy_s, clock_s, 16, 20, 10))
-        )
+    def made(prompt: str, busy_s: float, clock_s: float, own: float | None, repeat: int = 0) -> Round:
+        plain = Run("edgespec plain", (1,) * 33, 32, 1.0, 1.0, 32, 0, 0, 0.01 / 32)
+        plain_s = None if own is None else own * clock_s / 32 - 0.01 / 32
+        auto = Run("edgespec auto", (1,) * 33, 32, busy_s, clock_s, 16, 20, 10, 0.02, plain_s)
+        return Round("chat", prompt, "qa", repeat, (plain, auto))
 
-    auto = Run("edgespec auto", (1,) * 33, 32, 9.0, 9.0, 16, 20, 10)
-    rounds = [
-        Round("chat", "alone", "qa", 0, (auto,)),
-        made("own", 1.25, 1.3),
-        made("machine", 1.0, 1.6),
-        made("fine", 0.5, 0.5),
+    alone = Round("chat", "alone", "qa", 0, (Run("edgespec auto", (1,) * 33, 32, 9.0, 9.0, 16, 20, 10),))
+    again = made("again", 9.0, 9.0, 0.1, repeat=1)
+    short = [made("machine", 1.25, 1.6, 1.0), made("own", 1.25, 1.3, 0.9), made("few plain rounds", 0.5, 0.5, None)]
+    answers = list_first([alone, *short, again])
+    assert [(each.prompt, pytest.approx(each.own), each.busy, each.tau) for each in answers] == [
+        ("own", 0.9, 0.8, 2.0),
+        ("machine", 1.0, 0.8, 2.0),
+        ("few plain rounds", 2.0, 2.0, 2.0),
     ]
-    rounds.append(made("again", 9.0, 9.0, repeat=1))
-    losses = find_losses(rounds)
-    assert [(each.prompt, each.busy, each.by_machine, each.tau) for each in losses] == [
-        ("own", 0.8, False, 2.0),
-        ("machine", 1.0, True, 2.0),
-    ]
-    assert "1 by their own work, 1 by the clock alone." in format_losses(losses)
-    assert "| own | 0.80 | 0.77 | 2.00 | 10/20 |" in format_losses(losses)
+    table = format_first(answers)
+    assert (
+        "| own rounds | 0.920 | 0.900 | 1.000 | 1 |" in table and "| processor | 0.800 | 0.800 | 0.800 | 2 |" in table
+    )
+    assert "| own | 0.90 | 0.80 | 0.77 | 2.00 | 10/20 |" in table and "| few plain rounds |" not in table
+
+
+def test_an_answer_beside_its_own_rounds_without_a_draft() -> None:
+    plain = Step(1, (5,), 0, 0, 0, 0.0, draft_s=0.1, verify_s=0.7, sample_s=0.2, commit_s=0.1)
+    drafted = replace(plain, tokens=(5, 6, 7), n_drafted=2, verify_s=1.7)
+    after = replace(plain, verify_s=9.0)  # is slow because of the draft before it, which is the draft's cost
+    n = MIN_PLAIN + 1
+    assert measure_plain([plain] * n, 1.1 * n) == pytest.approx(1.0)
+    assert measure_plain([plain] * MIN_PLAIN, 1.1 * MIN_PLAIN) is None
+    assert measure_plain([*[plain] * n, drafted, after], 1.1 * n + 2.1 + 9.4 + 0.1 * (n + 2)) == pytest.approx(1.1)
