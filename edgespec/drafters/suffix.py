@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _MAX_PLACES = 8  # places of a match that are followed at a time
 _READ = 192  # tokens that are read from a place; after them the memory is searched again
+_SHORT_MATCH, _READ_FIRST = 16, 32  # after a shorter match, which mostly goes on for few tokens, so many are read
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +64,8 @@ class SuffixDrafter(Drafter):
         self._length = 0  # tokens of the match
         self._n = 0  # tokens of the text that were followed
         self._n_searched = -1  # likewise, when the memory was last searched
+        self._n_read = _READ  # of the places that were found then
+        self._next: list[_Choice] | None = None  # what the paths have next; None if it has to be computed
         self._outcomes: list[Outcome] = []
 
     def begin(self, text: Sequence[int], draw: TokenDraw | None) -> None:
@@ -70,19 +73,19 @@ class SuffixDrafter(Drafter):
         self._space = space if space is not None and space.has_texts else None
         if self._space is not None:
             self._rates = self._space.table("suffix", SuffixRates.load)
-        self._paths, self._outcomes = [], []
+        self._paths, self._next, self._outcomes = [], None, []
         self._length, self._n, self._n_searched = 0, len(text), -1
 
     def expand(self, tree: DraftTree, text: Sequence[int], limit: Budget) -> Iterator[None]:
         self._follow(text)
-        # Of paths with _READ tokens the earlier text may go on.
-        is_short = any(len(path.tokens) == _READ and _READ - path.at < limit.depth for path in self._paths)
+        n = self._n_read  # of paths with so many tokens the earlier text may go on
+        is_short = any(len(path.tokens) == n and n - path.at < limit.depth for path in self._paths)
         if is_short or not self._paths:
             self._search(text)
         if limit.nodes > limit.depth:
             tree.add_most_probable(self.name, limit, self._follow_all, self._paths)
         elif self._paths:
-            self._add_chain(tree, limit.depth)
+            yield from self._add_chain(tree, limit.depth)
         yield
 
     def observe(self, done: Round) -> Sequence[Outcome]:
@@ -97,7 +100,7 @@ class SuffixDrafter(Drafter):
             if not self._paths:
                 break
             token, kept = text[position], []
-            for choice in self._choose(self._paths, 0):
+            for choice in self._choose_next():
                 is_right = choice.token == token
                 self._outcomes.append(Outcome(choice.probability, is_right))
                 learn(choice.features, choice.probability, is_right)
@@ -105,7 +108,7 @@ class SuffixDrafter(Drafter):
                     kept = choice.paths
             for path in kept:
                 path.at += 1
-            self._paths = [path for path in kept if path.at < len(path.tokens)]
+            self._paths, self._next = [path for path in kept if path.at < len(path.tokens)], None
             self._length = self._length + 1 if kept else 0
         self._n = len(text)
 
@@ -115,17 +118,23 @@ class SuffixDrafter(Drafter):
             return
         self._n_searched = self._n
         matches = self._space.find(text, _MAX_PLACES)
+        found = matches.length if matches is not None else 0
+        self._n_read = _READ if found >= _SHORT_MATCH else _READ_FIRST
         paths: dict[tuple[int, ...], _Path] = {}
         for place in matches.places if matches is not None else ():
-            tokens = place.read(_READ)
+            tokens = place.read(self._n_read)
             key = tuple(tokens)
             if key in paths:
                 paths[key].n += 1
             elif tokens:
                 paths[key] = _Path(tokens, place.kind, place.is_live)
-        self._paths = list(paths.values())
-        found = matches.length if matches is not None else 0
+        self._paths, self._next = list(paths.values()), None
         self._length = max(self._length, found) if found == MAX_MATCH else found
+
+    def _choose_next(self) -> list[_Choice]:
+        if self._next is None:
+            self._next = self._choose(self._paths, 0)
+        return self._next
 
     def _choose(self, paths: list[_Path], ahead: int) -> list[_Choice]:
         """The tokens that `paths` have `ahead` of the next one, the most probable first; none where they end."""
@@ -150,19 +159,22 @@ class SuffixDrafter(Drafter):
             is_latest = False
         return sorted(choices, key=lambda choice: -choice.probability)
 
-    def _add_chain(self, tree: DraftTree, depth: int) -> None:
+    def _add_chain(self, tree: DraftTree, depth: int) -> Iterator[None]:
+        """Add the most probable path; the caller may stop after its first token."""
         paths, node = self._paths, -1
         for ahead in range(depth):
-            choices = self._choose(paths, ahead)
+            choices = self._choose(paths, ahead) if ahead else self._choose_next()
             if not choices:
                 return
             probability, token, features, paths = choices[0]
-            if len(paths) == 1:
+            if ahead and len(paths) == 1:
                 start, length = paths[0].at + ahead, self._length + ahead
                 tokens = paths[0].tokens[start : start + depth - ahead]
                 tree.add_chain(tokens, self.name, self._rates.rate_all(features, length, len(tokens)), node)
                 return
             node = tree.add(node, token, self.name, probability)
+            if not ahead:
+                yield
 
     def _follow_all(self, paths: list[_Path], ahead: int) -> list[tuple[int, float, list[_Path]]]:
         """(token, its probability, the paths that have it)"""

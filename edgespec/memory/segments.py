@@ -15,7 +15,7 @@ from __future__ import annotations
 import mmap
 import struct
 import zlib
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,8 @@ def _find_firsts(ordered: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
 
 def encode_end(text: Sequence[int]) -> bytes:
     """The last MAX_MATCH tokens of `text` as `Segment.longest` takes them: the nearest first, big-endian."""
-    return np.array(text[-MAX_MATCH:][::-1], ">u4").tobytes()
+    end = text[-MAX_MATCH:]
+    return struct.pack(f">{len(end)}I", *reversed(end))
 
 
 def build_segment(texts: Sequence[StoredText]) -> bytes:
@@ -128,14 +129,15 @@ class Segment:
         *_, n_texts, n_positions, n_tokens = _HEADER.unpack_from(data)
         self.texts = texts
         self.n_tokens = n_tokens
-        start = _HEADER.size
-        self.ids = np.frombuffer(data, np.int64, n_texts, start)
-        self._starts = np.frombuffer(data, np.uint32, n_texts, start + 8 * n_texts)
-        self.answers = np.frombuffer(data, np.uint32, n_texts, start + 12 * n_texts)
-        order = start + 16 * n_texts
         self._data = data
+        view, starts = memoryview(data), _HEADER.size + 8 * n_texts
+        answers, order = starts + _WIDTH * n_texts, starts + 2 * _WIDTH * n_texts
         self._first = order + _WIDTH * n_positions  # byte of the tokens
-        self.order = memoryview(data)[order : self._first].cast("I")
+        # Not numpy's arrays: single values of these are read, in every round.
+        self.ids = view[_HEADER.size : starts].cast("q")
+        self._starts = view[starts:answers].cast("I")
+        self.answers = view[answers:order].cast("I")
+        self.order = view[order : self._first].cast("I")
 
     def longest(self, end: bytes) -> int:
         """The number of tokens of the longest match of `end`, which is of `encode_end`."""
@@ -159,12 +161,13 @@ class Segment:
         """Up to `n` tokens from `position`; they end with their text."""
         stop = self._first + (self.n_tokens - position) * _WIDTH
         data = self._data[max(self._first, stop - n * _WIDTH) : stop]
-        read: list[int] = np.frombuffer(data, ">u4")[::-1].tolist()
+        read: list[int] = [*struct.unpack(f">{len(data) // _WIDTH}I", data)]
+        read.reverse()
         return read[: read.index(SEPARATOR)] if SEPARATOR in read else read
 
     def find_text(self, position: int) -> int:
         """The number of the text in which `position` lies."""
-        return int(np.searchsorted(self._starts, position, "right")) - 1
+        return bisect_right(self._starts, position) - 1
 
     def _bisect(self, end: bytes, low: int = 0) -> int:
         """How many places come before those that `end` precedes; `low` at least."""
@@ -223,7 +226,7 @@ class Place:
     @property
     def text_id(self) -> int:
         """The text's row in the database; 0 if it was not stored when it was indexed."""
-        return int(self.segment.ids[self.segment.find_text(self.position)])
+        return self.segment.ids[self.segment.find_text(self.position)]
 
     def read(self, n: int) -> list[int]:
         """Up to `n` tokens from here; they end with their text."""

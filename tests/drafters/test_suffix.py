@@ -95,6 +95,23 @@ def test_a_long_text_is_followed_to_its_end(memory: Memory) -> None:
         assert outcomes and all(outcome.is_right for outcome in outcomes)
 
 
+def test_a_text_that_is_found_by_few_tokens_is_followed_token_by_token(memory: Memory) -> None:
+    """Little is read after a short match, and more before it runs out."""
+    said = list(range(100, 400))
+    drafter = start(open_space(memory, said), said[:2])
+    for at in range(2, len(said) - 1):
+        tree = expand(drafter, said[:at], Budget(20, 20))
+        assert tree.tokens == said[at : at + 20]
+        drafter.observe(Round(said[: at + 1], (said[at],), NO_DRAFT, (), 0, SCORES))
+
+
+def test_the_first_unit_is_one_token(memory: Memory) -> None:
+    said = list(range(100, 140))
+    drafter, tree = start(open_space(memory, said), said[:9]), DraftTree()
+    lengths = [len(tree) for _ in drafter.expand(tree, said[:9], Budget(20, 20))]
+    assert lengths == [1, 20]
+
+
 def test_what_it_would_have_said_is_reported(memory: Memory) -> None:
     """With the confidence that the token had in the tree; alternatives too."""
     space = open_space(memory, [0, 1, 2, 3, 0], [0, 1, 2, 1, 1])
