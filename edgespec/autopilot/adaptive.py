@@ -36,7 +36,7 @@ _LOOKUP_REASON = "a lookup is expected to pay"
 _PAUSE_REASON = "drafts gain less than deciding takes"
 _MIN_DECIDED = 4  # rounds of a text before a pause
 _MAX_PAUSE = 32  # rounds
-_DECIDING_SHARE = 0.01  # of the time of plain decoding, that decisions may take beyond what drafts gain
+_DECIDING_SHARE = 0.005  # of the time of plain decoding, that decisions may take beyond what drafts gain
 _MIN_PLAIN_ROUNDS = 3  # recent measurements of plain decoding without which nothing is drafted
 
 
@@ -141,6 +141,8 @@ class Adaptive:
         )
         round_.max_nodes = self._recorder.find_max_nodes(round_.limit.nodes)
         round_.ask_free(round_.tree)
+        if not self._drafters.timed and not round_.may_pay(round_.tree):
+            return self._decode_plain(_NO_DRAFT_REASON)
         size = round_.choose_size(round_.tree)
         self._recorder.remember_shadow(round_, size)
         if self._drafters.timed:

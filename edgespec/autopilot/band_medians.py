@@ -21,7 +21,7 @@ class BandMedians:
     def __init__(self) -> None:
         self.round = 0
         self._band = 0  # the present one
-        self._measured: dict[tuple[int | str, int], Measured] = {}  # by key and band
+        self._measured: dict[int | str, dict[int, Measured]] = {}  # by key, then by band
 
     def move_to(self, position: int) -> bool:
         """The next measurements are at `position`; returns whether that is in another band."""
@@ -29,16 +29,18 @@ class BandMedians:
         return self._band != before
 
     def add(self, key: int | str, value: float) -> None:
-        self._measured.setdefault((key, self._band), deque(maxlen=_WINDOW)).append((self.round, value))
+        bands = self._measured.setdefault(key, {})
+        bands.setdefault(self._band, deque(maxlen=_WINDOW)).append((self.round, value))
 
     @property
     def keys(self) -> list[int | str]:
         """The keys ever measured."""
-        return list(dict.fromkeys(key for key, _ in self._measured))
+        return list(self._measured)
 
     def count(self, key: int | str) -> int:
         """The number of recent measurements in the present band and the two beside it."""
-        return sum(len(self._recent(key, self._band + step)) for step in (-1, 0, 1))
+        bands = self._measured.get(key, {})
+        return sum([len(self._recent(bands[band])) for band in bands if abs(band - self._band) <= 1])
 
     def estimate(self, key: int | str, expected: float) -> float | None:
         """The median of recent measurements in the nearest band with any, usually the present one; None without any.
@@ -46,8 +48,9 @@ class BandMedians:
         While that band has few, the median includes an expected value: the estimate of the next nearest band with
         measurements or, if there is none, `expected`.
         """
-        bands = sorted((band for each, band in self._measured if each == key), key=lambda band: abs(band - self._band))
-        recent = [values for band in bands if (values := self._recent(key, band))][:2]
+        bands = self._measured.get(key, {})
+        nearest = sorted(bands, key=lambda band: abs(band - self._band))
+        recent = [values for band in nearest if (values := self._recent(bands[band]))][:2]
         for values in reversed(recent):
             if len(values) == 1:
                 values = [min(values[0], _MAX_OUTLIER * expected)]
@@ -55,6 +58,6 @@ class BandMedians:
             expected = median(values if len(values) == _WINDOW else [expected, *values])
         return expected if recent else None
 
-    def _recent(self, key: int | str, band: int) -> list[float]:
+    def _recent(self, measured: Measured) -> list[float]:
         oldest = self.round - _MAX_AGE
-        return [value for at, value in self._measured.get((key, band), ()) if at > oldest]
+        return [value for at, value in measured if at > oldest]

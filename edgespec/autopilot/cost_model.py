@@ -19,10 +19,13 @@ class CostModel:
     The profile says what each takes there, and measurements correct it, apart for each band of positions: one row in
     seconds, more rows as multiples of it, since those stay valid when the machine slows down. Each correction is the
     median of recent measurements. A band without any takes the correction of the nearest band that has some.
+
+    revision  grows where the time of some rows may have changed as a multiple of one row's
     """
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
+        self.revision = 0
         self._position = 0  # for which seconds were looked up in the profile
         self._curves: dict[int, ContextCurve] = {}  # rows -> what the profile says, computed once
         self._rows_s: dict[int, float] = {}  # by the profile, near the position
@@ -95,10 +98,12 @@ class CostModel:
 
     def _forget_predictions(self) -> None:
         self._rows_s, self._units_s = {}, {}
+        self.revision += 1
 
     def _refresh(self) -> None:
         """Recompute all corrections without measurements that are too old."""
         self._multiples, self._drafting = {}, {}
+        self.revision += 1
         for key in self._measured.keys:
             self._correct(key)
 
@@ -114,6 +119,7 @@ class CostModel:
             if (correction := estimate(key, self._measure_drift())) is not None:
                 self._multiples[key] = correction
             self._drift = self._measure_drift()
+            self.revision += 1
 
     def _measure_drift(self) -> float:
         return median([1.0, *self._multiples.values()])

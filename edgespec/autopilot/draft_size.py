@@ -16,7 +16,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 MAX_NODES = 63  # draft nodes; a forward then has at most 64 rows
-_COUNTS = (*range(16), 19, 23, 27, 31, 39, 47, 55, MAX_NODES)  # that are compared: costs of more rows are interpolated
+COUNTS = (*range(16), 19, 23, 27, 31, 39, 47, 55, MAX_NODES)  # that are compared: costs of more rows are interpolated
 
 
 class DraftSize(NamedTuple):
@@ -41,7 +41,7 @@ def list_counts(limit: int) -> list[int]:
 
     None up to 15 is skipped, since cost curves have steps in both directions.
     """
-    counts = [*_COUNTS[: bisect_right(_COUNTS, limit)]]
+    counts = [*COUNTS[: bisect_right(COUNTS, limit)]]
     return counts if counts[-1] == limit else [*counts, limit]
 
 

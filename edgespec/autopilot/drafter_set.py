@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 
 from edgespec.core.draft_tree import DraftTree
 from edgespec.core.drafter import Drafter, Outcome, TokenDraw
@@ -110,21 +109,20 @@ class DrafterSet:
             return draft
         return None
 
-    @contextmanager
-    def _dropping(self, drafter: Drafter) -> Iterator[None]:
-        """Drop `drafter` if it raises an error inside the block, which then ends; it may be somebody else's code."""
-        try:
-            yield
-        except STOPS:
-            raise
-        except BaseException as error:  # noqa: BLE001 - any error of a drafter
-            self.failures[drafter.name] = f"{reason_of(error)}."
-            self._drafters = tuple(each for each in self if each is not drafter)
+    def _dropping(self, drafter: Drafter) -> _Guard:
+        """A block that drops `drafter` if it fails inside; it may be somebody else's code."""
+        return _Guard(drafter, self._drop)
+
+    def _drop(self, drafter: Drafter, error: BaseException) -> None:
+        self.failures[drafter.name] = f"{reason_of(error)}."
+        self._drafters = tuple(each for each in self if each is not drafter)
 
     def _check(self, drafter: Drafter, tree: DraftTree, start: int, limit: Budget) -> None:
         """Raise ValueError for nodes from `start` on that the target cannot score or the rules cannot verify."""
+        if start == len(tree):
+            return
         tokens = tree.tokens[start:]
-        if tokens and not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
+        if not 0 <= min(tokens) <= max(tokens) < self._vocab_size:
             unknown = next(token for token in tokens if not 0 <= token < self._vocab_size)
             raise ValueError(f"it proposed token {unknown}, which the target does not have")
         if not drafter.is_drawn:
@@ -149,3 +147,25 @@ def _list_siblings(tree: DraftTree, start: int) -> Iterator[tuple[int, int]]:
     """(node, a sibling before it) of the nodes from `start` on."""
     for node in range(start, len(tree)):
         yield from ((node, each) for each in tree.children(tree.parents[node]) if each < node)
+
+
+class _Guard:
+    """A block that runs a drafter's code. Any error but STOPS ends the block and drops the drafter.
+
+    A class, since a generator of contextlib takes some microseconds, and a round has several such blocks.
+    """
+
+    __slots__ = ("_drafter", "_drop")
+
+    def __init__(self, drafter: Drafter, drop: Callable[[Drafter, BaseException], None]) -> None:
+        self._drafter = drafter
+        self._drop = drop
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> bool:
+        if error is None or isinstance(error, STOPS):
+            return False
+        self._drop(self._drafter, error)
+        return True

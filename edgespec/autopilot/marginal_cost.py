@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from edgespec.autopilot.cost_model import CostModel
+from edgespec.autopilot.draft_size import COUNTS
 from edgespec.core.peers import SOLO, BatchPeers
 
 _CHEAP_ROW = 0.15  # of a plain step: rows are cheap if a further one takes at most that
@@ -27,6 +28,9 @@ class MarginalCost:
         self.position = 0  # of the next forward's root
         self.peers = SOLO  # of that forward
         self._query_peers = query_peers
+        self._steps: dict[int, float] = {}
+        self._least_rate = 0.0
+        self._known = (-1, SOLO)  # the model's revision and the peers of these two
 
     def begin_round(self, position: int) -> None:
         """The next forward's root is at `position`; queries its peers."""
@@ -41,6 +45,21 @@ class MarginalCost:
         row_s = min((self.model.seconds(rows) - plain_s) / (rows - 1) for rows in _FILLED_ROWS)
         return plain_s >= _LONG_STEP_S and row_s <= _CHEAP_ROW * plain_s
 
+    @property
+    def steps(self) -> Mapping[int, float]:
+        """Plain steps that are charged for a forward by its draft nodes, of which COUNTS are looked up."""
+        self._look_up()
+        return self._steps
+
+    @property
+    def least_rate(self) -> float:
+        """The acceptance of a draft's first token from which on one may pay: a token's price where it is lowest.
+
+        No later token is more probable, so that below this rate the tokens of any draft cost more than they bring.
+        """
+        self._look_up()
+        return self._least_rate
+
     def seconds(self, rows: int) -> float:
         """Seconds charged for `rows` rows, the root included."""
         seconds, peers = self.model.seconds, self.peers
@@ -49,3 +68,10 @@ class MarginalCost:
         equal_part = seconds(peers.sessions + 1) / (peers.sessions + 1)
         added = seconds(peers.rows + rows) - seconds(peers.rows + 1)
         return max(equal_part + added, equal_part * _MIN_SHARE)
+
+    def _look_up(self) -> None:
+        if self._known != (known := (self.model.revision, self.peers)):
+            plain_s = self.seconds(1)
+            self._steps = {n: self.seconds(n + 1) / plain_s for n in COUNTS}
+            self._least_rate = min([(self._steps[n] - 1.0) / n for n in COUNTS if n])
+            self._known = known

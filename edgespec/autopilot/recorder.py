@@ -7,7 +7,7 @@ from itertools import takewhile
 from statistics import median
 
 from edgespec.autopilot.decayed_mean import DecayedMean
-from edgespec.autopilot.draft_size import DraftSize, list_counts
+from edgespec.autopilot.draft_size import DraftSize
 from edgespec.autopilot.marginal_cost import MarginalCost
 from edgespec.autopilot.regret import RegretBudget, choose_allowed_loss
 from edgespec.autopilot.round import DrafterCall, DraftRound
@@ -56,14 +56,10 @@ class RoundRecorder:
 
     def find_max_nodes(self, limit: int) -> int:
         """The most draft nodes, up to `limit`, whose rejection costs no more than the regret budget allows."""
-        seconds = self._cost.seconds
-        max_s = (1.0 + self.regret.allowance(self._cost.peers.sessions)) * seconds(1)
-        few = min(limit, _FEW_NODES)
-        found = next((n for n in range(few, 0, -1) if seconds(n + 1) <= max_s), 0)
-        if found == few < limit:
-            more = takewhile(lambda n: seconds(n + 1) <= max_s, list_counts(limit)[few + 1 :])
-            return max(more, default=few)
-        return found
+        steps, max_steps = self._cost.steps, 1.0 + self.regret.allowance(self._cost.peers.sessions)
+        counts = [n for n in steps if n <= limit]
+        few = next((n for n in reversed(counts[: 1 + _FEW_NODES]) if steps[n] <= max_steps), 0)
+        return few if few < _FEW_NODES else max(takewhile(lambda n: steps[n] <= max_steps, counts[few:]))
 
     def remember_shadow(self, round_: DraftRound, size: DraftSize) -> None:
         """Remember the draft that would be chosen without the regret budget, if it is larger than `size`: where it
@@ -118,6 +114,9 @@ class RoundRecorder:
 
     def record(self, round_: DraftRound, step: Step) -> float:
         """Record the costs, the gain and the loss of a round; returns the plain steps that it has gained."""
+        if round_.call is None and not step.n_drafted:
+            self.record_plain(step)
+            return 0.0
         cost, call, rows = self._cost, round_.call, step.n_drafted + 1
         is_unread = call is not None and call.drafter.is_async  # the forward's time contains the chain's
         drafting_s = round_.drafting_s

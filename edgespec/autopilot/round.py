@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from heapq import nlargest
 
 from edgespec.autopilot.acceptance_record import LEAST_REACHED
@@ -81,7 +80,13 @@ class DraftRound:
         self._cost = cost
         self._stats = stats
         self._drafters = drafters
-        self.seconds = cache(cost.seconds)  # of a forward by its rows, which are charged to this generation
+        self._seconds: dict[int, float] = {}  # see `seconds`
+
+    def seconds(self, rows: int) -> float:
+        """Seconds of a forward by its rows, which are charged to this generation; always those of the first call."""
+        if (found := self._seconds.get(rows)) is None:
+            found = self._seconds[rows] = self._cost.seconds(rows)
+        return found
 
     @property
     def drafting_s(self) -> float:
@@ -91,15 +96,12 @@ class DraftRound:
 
     def choose_size(self, tree: ScoredTree) -> DraftSize:
         """The size of the highest value within the regret budget; sets the price."""
-        sizes = list_sizes(tree.probabilities, self.seconds, self.drafting_s, self.max_nodes)
-        size, self.price = choose_size(sizes, self.recent_rate)
+        size, self.price = choose_size(self._list_sizes(tree, self.max_nodes), self.recent_rate)
         return size
 
     def choose_unlimited_size(self) -> DraftSize:
-        """The size of the highest value without the regret budget and without drafters that take time."""
-        return choose_size(list_sizes(self.tree.probabilities, self.seconds, 0.0, self.limit.nodes), self.recent_rate)[
-            0
-        ]
+        """The size of the highest value without the regret budget, before any drafter that takes time is asked."""
+        return choose_size(self._list_sizes(self.tree, self.limit.nodes), self.recent_rate)[0]
 
     def find_fastest_size(self, tree: ScoredTree, ahead: Sequence[float] = (), more_s: float = 0.0) -> DraftSize:
         """The size of the most tokens per second, if `more_s` of drafting adds nodes of probabilities `ahead`."""
@@ -123,12 +125,21 @@ class DraftRound:
         return seen.value(self.price) - call.before.value(self.price)
 
     def ask_free(self, tree: ScoredTree) -> None:
-        """Add what drafters that take no time propose, each up to where its next token would hardly be reached."""
+        """Add what drafters that take no time propose, each up to where its next token would hardly be reached.
+
+        While no first token is probable enough for a draft to pay, only first units are added.
+        """
         depth = min(self.limit.depth, max(self.max_nodes, _MAX_DRAFTED))
         for drafter in self._drafters.free:
             for _ in self._drafters.expand(drafter, tree.tree, self.tokens, Budget(depth, depth)):
-                if tree.probability(tree.tree.deepest(drafter.name)) < LEAST_REACHED:
+                reached = tree.probability(tree.tree.deepest(drafter.name))
+                if reached < LEAST_REACHED or not self.may_pay(tree):
                     break
+
+    def may_pay(self, tree: ScoredTree) -> bool:
+        """Whether a first token is probable enough that a draft can be worth more than none."""
+        least = self._cost.least_rate
+        return any(tree.probability(node) >= least for node in tree.tree.children(-1))
 
     def ask(self, call: DrafterCall) -> None:
         """Have the drafter of `call` draft while that is expected to pay.
@@ -149,6 +160,11 @@ class DraftRound:
                 break
         if call.units and not drafter.is_drawn:
             self.ask_free(tree)
+
+    def _list_sizes(self, tree: ScoredTree, max_nodes: int) -> list[DraftSize]:
+        """The sizes up to `max_nodes` that may pay, that of no draft among them."""
+        probabilities = tree.probabilities if self.may_pay(tree) else ()
+        return list_sizes(probabilities, self.seconds, self.drafting_s, max_nodes)
 
     def _find_reach(self, drafter: Drafter) -> float:
         """The least probability of a path that is worth a row of the draft's forward and one of the target's.

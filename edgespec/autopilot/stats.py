@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import asdict, replace
+from statistics import median_low
 from typing import Any
 
 from edgespec.autopilot.acceptance import AcceptanceModel
@@ -14,8 +16,7 @@ from edgespec.autopilot.profile import DraftCost, Profile
 from edgespec.core.drafter import Confidence, Drafter
 
 _EXPLORED_SHARE = 0.003  # share of the time for rounds that measure drafters which do not pay
-_MAX_OUTLIER = 2.0  # limit of one decision's time, as a multiple of the usual one
-_WEIGHT, _WEIGHT_BELOW = 0.05, 0.3  # weights of a new time in the usual one: if it is longer, and if it is shorter
+_N_RECENT = 15  # latest decisions whose median is the usual time
 _MAX_CREDIT = 1.0  # plain steps that are saved for a round which measures a drafter
 
 
@@ -52,13 +53,13 @@ class DecisionTime:
         """Raises ValueError unless `seconds` is a length of time; 0: not measured yet."""
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError("not a length of time")
+        self._recent = deque([seconds] if seconds else [], maxlen=_N_RECENT)
         self.seconds = float(seconds)
 
     def observe(self, seconds: float) -> None:
-        """A decision took `seconds`. Slower ones weigh less: the machine may be busy, and the first ones are slow."""
-        usual = self.seconds or seconds
-        excess = min(seconds, _MAX_OUTLIER * usual) - usual
-        self.seconds = usual + (_WEIGHT if excess > 0 else _WEIGHT_BELOW) * excess
+        """A decision took `seconds`. The median leaves out the first ones, which are slow, and busy moments."""
+        self._recent.append(seconds)
+        self.seconds = median_low(self._recent)
 
 
 class DrafterStats:

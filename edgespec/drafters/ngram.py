@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from edgespec.core.draft_tree import DraftTree
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 MAX_NGRAM = 5  # n-grams of 1 to 5 tokens are in the index
 MAX_MATCH = 64  # tokens; longer matches count as this long
-_PART = 8  # tokens of a chain that are added at a time
+_PART = 8  # tokens of a chain that are added at a time, after the first one
 _MAX_OCCURRENCES = 8  # most recent occurrences kept for each n-gram
 
 
@@ -229,11 +230,9 @@ class NgramDrafter(Drafter):
             else:
                 tokens, length = continue_from(lookup.tokens, lookup.end, n), lookup.length
             confidences = _confidences(length, n)
-            for start in range(0, n, _PART):
-                node = tree.add_chain(
-                    tokens[start : start + _PART], self.name, confidences[start : start + _PART], node
-                )
-                if start + _PART < n:
+            for start, end in pairwise((0, *range(1, n, _PART), n) if n else ()):
+                node = tree.add_chain(tokens[start:end], self.name, confidences[start:end], node)
+                if end < n:
                     yield
             return
         before = len(tree)  # of others, which may have proposed more than will be verified

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate
 
 import pytest
 from hypothesis import example, given
@@ -11,8 +12,10 @@ from hypothesis import strategies as st
 from edgespec.autopilot.cost_model import CostModel
 from edgespec.autopilot.decayed_mean import DecayedMean
 from edgespec.autopilot.draft_size import choose_size, list_sizes
+from edgespec.autopilot.marginal_cost import MarginalCost
 from edgespec.autopilot.profile import DraftCost, Profile, choose_chain_length
 from edgespec.autopilot.regret import RegretBudget
+from edgespec.core.peers import SOLO, BatchPeers
 
 
 def test_costs_between_the_profiles_points() -> None:
@@ -119,6 +122,36 @@ def test_the_choice_is_the_best_of_all(probabilities: list[float], seconds: list
     assert price == pytest.approx(max(recent_rate, *speeds, 0.0))
     if max(speeds) >= recent_rate:
         assert best.speed == pytest.approx(max(speeds))
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=20),
+    st.lists(st.floats(1.0, 2.0), min_size=64, max_size=64),
+    st.floats(1.0, 3.0),
+    st.sampled_from([SOLO, BatchPeers(3, 5, prefilling=False)]),
+)
+def test_no_draft_pays_whose_first_token_is_less_probable_than_any_that_may(
+    ratios: list[float], factors: list[float], tokens_per_step: float, peers: BatchPeers
+) -> None:
+    """Each token is `ratios` times as probable as the one before, and the first as the least rate."""
+    rows = dict(enumerate(accumulate(factors, lambda seconds, factor: seconds + 0.3 * (factor - 1)), 1))
+    cost = MarginalCost(CostModel(Profile(rows)), lambda: peers)
+    cost.begin_round(0)
+    price = tokens_per_step / cost.seconds(1)
+    probabilities = list(accumulate(ratios, lambda reached, ratio: reached * ratio, initial=cost.least_rate * 0.999))
+    size, _ = choose_size(list_sizes(probabilities, cost.seconds, 0.0, 63), price)
+    assert size.value(price) <= list_sizes((), cost.seconds, 0.0, 0)[0].value(price) + 1e-9
+    certain = list_sizes([cost.least_rate + 1e-6] * 63, cost.seconds, 0.0, 63)
+    assert max(each.value(1.0 / cost.seconds(1)) for each in certain[1:]) > 0, "from it on one may pay"
+
+
+def test_the_least_rate_follows_what_is_measured() -> None:
+    cost = MarginalCost(CostModel(Profile({1: 1.0, 2: 1.5, 4: 1.6, 64: 40.0})))
+    assert cost.least_rate == pytest.approx(0.2) and cost.steps[3] == pytest.approx(1.6)
+    for _ in range(20):
+        cost.model.observe(1, 0, 1.0)
+        cost.model.observe(4, 0, 1.3)
+    assert cost.least_rate == pytest.approx(0.1) and cost.steps[3] == pytest.approx(1.3)
 
 
 def test_the_first_allowance_is_shared_with_the_peers() -> None:

@@ -85,6 +85,18 @@ def test_where_deciding_takes_a_third_of_a_step_texts_without_gains_lose_little(
     assert REASONS[PAUSED] > 0.7 * REASONS.total()
 
 
+def test_where_drafts_gain_nothing_decisions_take_half_a_percent() -> None:
+    draft_stats = DraftStats(make_profile(make_clock("1B, Q8_0")))
+    for n in range(2):  # the first texts measure the time of a decision
+        clock, own_s, seconds = make_clock("1B, Q8_0", seed=n), 0.0, 0.0
+        for trace in SAMPLED:
+            controller = Slow([NgramDrafter()], draft_stats, "greedy", VOCABULARY, takes_trees=lambda: True)
+            controller.deciding_s = 0.02
+            seconds += replay(controller, [], trace, clock)
+            own_s += controller.own_s
+    assert own_s < 0.006 * seconds
+
+
 def test_drafts_that_gain_less_than_deciding_takes_are_left_out() -> None:
     """Rows are nearly free there, so that drafts gain a little in most rounds."""
     for seed in range(3):

@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.autopilot.acceptance_record import AcceptanceRecord
 from edgespec.autopilot.profile import DraftCost, Profile
-from edgespec.autopilot.stats import DraftStats, TextStats
+from edgespec.autopilot.stats import DecisionTime, DraftStats, TextStats
 from edgespec.core.drafter import Confidence, Drafter
 
 PROFILE = Profile(
@@ -63,6 +63,19 @@ def test_statistics_outlive_the_process() -> None:
     ):
         assert value(ours) == pytest.approx(value(theirs))  # type: ignore[no-untyped-call]
         assert value(ours) != pytest.approx(value(untrained), abs=0.01)  # type: ignore[no-untyped-call]
+
+
+def test_the_time_of_a_decision_is_the_median_of_recent_ones() -> None:
+    """The first ones are slow, and the machine may be busy; few of them decide nothing."""
+    draft_stats, untouched = DraftStats(PROFILE), DecisionTime(5e-4)
+    for seconds in (30e-4, 3e-4, 4e-4, 90e-4, 4e-4, 4e-4):
+        draft_stats.decision_time.observe(seconds)
+    assert draft_stats.decision_time.seconds == 4e-4
+    for _ in range(8):
+        draft_stats.decision_time.observe(8e-4)
+    assert draft_stats.decision_time.seconds == 8e-4, "it follows the machine up as well as down"
+    untouched.observe(4e-4)
+    assert untouched.seconds == 4e-4
 
 
 def test_the_record_of_a_drafter_is_that_of_all_its_answers() -> None:

@@ -176,6 +176,12 @@ def test_an_outcome_for_every_emitted_token(prompt: list[int], rounds: list[list
         assert finish(drafter, text, emitted, draft) == wanted
 
 
+def test_the_first_unit_is_one_token() -> None:
+    text = [1, 2, *range(3, 40), 1, 2]
+    drafter, tree = begin(text), DraftTree()
+    assert [len(tree) for _ in drafter.expand(tree, text, Budget(20, 20))] == [1, 9, 17, 20]
+
+
 def test_paths_of_others_are_continued() -> None:
     """The deepest path of each other drafter, up to the depth that is left; its own match stands beside them."""
     text = [1, 2, 3, 4, 9, 5, 6, 8, 1, 2]
