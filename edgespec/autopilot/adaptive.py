@@ -141,13 +141,12 @@ class Adaptive:
         )
         round_.max_nodes = self._recorder.find_max_nodes(round_.limit.nodes)
         round_.ask_free(round_.tree)
-        if not self._drafters.timed and not round_.may_pay(round_.tree):
+        timed = self._drafters.timed
+        if not timed and not round_.may_pay(round_.tree):
             return self._decode_plain(_NO_DRAFT_REASON)
         size = round_.choose_size(round_.tree)
         self._recorder.remember_shadow(round_, size)
-        if self._drafters.timed:
-            return self._ask_others(round_, size)
-        return self._decide_lookups(round_, size)
+        return self._ask_others(round_, size) if timed else self._decide_lookups(round_, size)
 
     def observe(self, done: Round) -> None:
         if self._pause.n_left:

@@ -46,7 +46,7 @@ class DrafterSet:
         if not has_cheap_rows:
             self._drafters = tuple(each for each in self if not each.pads_batch) or self._drafters
         for drafter in self:
-            with self._dropping(drafter):
+            with _Guard(drafter, self._drop):
                 drafter.begin(text, self._draw)
 
     def observe(self, done: Round, learn: Learn) -> None:
@@ -58,7 +58,7 @@ class DrafterSet:
         passed, self._passed = self._passed, ()
         together = Round(done.text, passed + done.emitted, NO_DRAFT, (), 0, None) if passed else done
         for drafter in self:
-            with self._dropping(drafter):
+            with _Guard(drafter, self._drop):
                 learn(drafter, tuple(drafter.observe(together if drafter.is_free else done)))
 
     def observe_passed(self, done: Round) -> None:
@@ -66,12 +66,12 @@ class DrafterSet:
         self._passed += done.emitted
         for drafter in self.timed:
             if type(drafter).observe is not Drafter.observe:
-                with self._dropping(drafter):
+                with _Guard(drafter, self._drop):
                     drafter.observe(done)
 
     def pending_tokens(self, drafter: Drafter, text: Sequence[int]) -> int:
         """Tokens that it has yet to read; all of the text for a drafter that fails."""
-        with self._dropping(drafter):
+        with _Guard(drafter, self._drop):
             if (n := drafter.pending_tokens(text)) < 0:
                 raise ValueError(f"it has {n} unread tokens")
             return n
@@ -81,7 +81,7 @@ class DrafterSet:
         """Drive `drafter.expand`; each next() is a unit. Nodes of a faulty unit are taken back."""
         before, tree.voter = len(tree), drafter.name
         try:
-            with self._dropping(drafter):
+            with _Guard(drafter, self._drop):
                 for _ in drafter.expand(tree, text, limit):
                     self._check(drafter, tree, before, limit)
                     before, tree.voter = len(tree), None
@@ -98,7 +98,7 @@ class DrafterSet:
 
         Tokens on a device are not waited for.
         """
-        with self._dropping(drafter):
+        with _Guard(drafter, self._drop):
             if (draft := drafter.draft_async(text, limit)) is None:
                 return None
             if len(draft) > limit.depth or not draft.is_chain or draft.q is not None:
@@ -108,10 +108,6 @@ class DrafterSet:
                 raise ValueError("it proposed a token that the target does not have")
             return draft
         return None
-
-    def _dropping(self, drafter: Drafter) -> _Guard:
-        """A block that drops `drafter` if it fails inside; it may be somebody else's code."""
-        return _Guard(drafter, self._drop)
 
     def _drop(self, drafter: Drafter, error: BaseException) -> None:
         self.failures[drafter.name] = f"{reason_of(error)}."

@@ -9,7 +9,7 @@ from edgespec.autopilot.draft_size import COUNTS
 from edgespec.core.peers import SOLO, BatchPeers
 
 _CHEAP_ROW = 0.15  # of a plain step: rows are cheap if a further one takes at most that
-_FILLED_ROWS = range(4, 9)  # of a forward that is filled with drafted rows because they are cheap
+_FILLED = range(3, 8)  # draft nodes of a forward that is filled with them because rows are cheap
 _LONG_STEP_S = 0.05  # the shortest plain step beside which drafters that fill rows take next to no time
 _MIN_SHARE = 0.25  # of the equal part: rows that fill a tile can make a forward faster, but no generation's are free
 
@@ -41,9 +41,8 @@ class MarginalCost:
     @property
     def has_cheap_rows(self) -> bool:
         """Whether a forward of some rows takes little longer than a plain step, which is not short."""
-        plain_s = self.model.seconds(1)
-        row_s = min((self.model.seconds(rows) - plain_s) / (rows - 1) for rows in _FILLED_ROWS)
-        return plain_s >= _LONG_STEP_S and row_s <= _CHEAP_ROW * plain_s
+        row = min((self.steps[n] - 1.0) / n for n in _FILLED)
+        return self.model.seconds(1) >= _LONG_STEP_S and row <= _CHEAP_ROW
 
     @property
     def steps(self) -> Mapping[int, float]:

@@ -7,7 +7,7 @@ from itertools import takewhile
 from statistics import median
 
 from edgespec.autopilot.decayed_mean import DecayedMean
-from edgespec.autopilot.draft_size import DraftSize
+from edgespec.autopilot.draft_size import DraftSize, list_counts
 from edgespec.autopilot.marginal_cost import MarginalCost
 from edgespec.autopilot.regret import RegretBudget, choose_allowed_loss
 from edgespec.autopilot.round import DrafterCall, DraftRound
@@ -57,9 +57,13 @@ class RoundRecorder:
     def find_max_nodes(self, limit: int) -> int:
         """The most draft nodes, up to `limit`, whose rejection costs no more than the regret budget allows."""
         steps, max_steps = self._cost.steps, 1.0 + self.regret.allowance(self._cost.peers.sessions)
-        counts = [n for n in steps if n <= limit]
-        few = next((n for n in reversed(counts[: 1 + _FEW_NODES]) if steps[n] <= max_steps), 0)
-        return few if few < _FEW_NODES else max(takewhile(lambda n: steps[n] <= max_steps, counts[few:]))
+        few = min(limit, _FEW_NODES)
+        found = next((n for n in range(few, 0, -1) if steps[n] <= max_steps), 0)
+        if found == few < limit:
+            seconds = self._cost.seconds
+            more = takewhile(lambda n: seconds(n + 1) <= max_steps * seconds(1), list_counts(limit)[few + 1 :])
+            return max(more, default=few)
+        return found
 
     def remember_shadow(self, round_: DraftRound, size: DraftSize) -> None:
         """Remember the draft that would be chosen without the regret budget, if it is larger than `size`: where it
@@ -115,7 +119,7 @@ class RoundRecorder:
     def record(self, round_: DraftRound, step: Step) -> float:
         """Record the costs, the gain and the loss of a round; returns the plain steps that it has gained."""
         if round_.call is None and not step.n_drafted:
-            self.record_plain(step)
+            self.record_plain(step)  # without the sums below, which would give one step and no gain
             return 0.0
         cost, call, rows = self._cost, round_.call, step.n_drafted + 1
         is_unread = call is not None and call.drafter.is_async  # the forward's time contains the chain's

@@ -96,12 +96,14 @@ class DraftRound:
 
     def choose_size(self, tree: ScoredTree) -> DraftSize:
         """The size of the highest value within the regret budget; sets the price."""
-        size, self.price = choose_size(self._list_sizes(tree, self.max_nodes), self.recent_rate)
+        sizes = list_sizes(tree.probabilities, self.seconds, self.drafting_s, self.max_nodes)
+        size, self.price = choose_size(sizes, self.recent_rate)
         return size
 
     def choose_unlimited_size(self) -> DraftSize:
-        """The size of the highest value without the regret budget, before any drafter that takes time is asked."""
-        return choose_size(self._list_sizes(self.tree, self.limit.nodes), self.recent_rate)[0]
+        """The size of the highest value without the regret budget and without drafters that take time."""
+        sizes = list_sizes(self.tree.probabilities, self.seconds, 0.0, self.limit.nodes)
+        return choose_size(sizes, self.recent_rate)[0]
 
     def find_fastest_size(self, tree: ScoredTree, ahead: Sequence[float] = (), more_s: float = 0.0) -> DraftSize:
         """The size of the most tokens per second, if `more_s` of drafting adds nodes of probabilities `ahead`."""
@@ -160,11 +162,6 @@ class DraftRound:
                 break
         if call.units and not drafter.is_drawn:
             self.ask_free(tree)
-
-    def _list_sizes(self, tree: ScoredTree, max_nodes: int) -> list[DraftSize]:
-        """The sizes up to `max_nodes` that may pay, that of no draft among them."""
-        probabilities = tree.probabilities if self.may_pay(tree) else ()
-        return list_sizes(probabilities, self.seconds, self.drafting_s, max_nodes)
 
     def _find_reach(self, drafter: Drafter) -> float:
         """The least probability of a path that is worth a row of the draft's forward and one of the target's.

@@ -161,20 +161,20 @@ class SuffixDrafter(Drafter):
 
     def _add_chain(self, tree: DraftTree, depth: int) -> Iterator[None]:
         """Add the most probable path; the caller may stop after its first token."""
-        paths, node = self._paths, -1
-        for ahead in range(depth):
-            choices = self._choose(paths, ahead) if ahead else self._choose_next()
+        first = self._choose_next()[0]
+        node, paths = tree.add(-1, first.token, self.name, first.probability), first.paths
+        yield
+        for ahead in range(1, depth):
+            choices = self._choose(paths, ahead)
             if not choices:
                 return
             probability, token, features, paths = choices[0]
-            if ahead and len(paths) == 1:
+            if len(paths) == 1:
                 start, length = paths[0].at + ahead, self._length + ahead
                 tokens = paths[0].tokens[start : start + depth - ahead]
                 tree.add_chain(tokens, self.name, self._rates.rate_all(features, length, len(tokens)), node)
                 return
             node = tree.add(node, token, self.name, probability)
-            if not ahead:
-                yield
 
     def _follow_all(self, paths: list[_Path], ahead: int) -> list[tuple[int, float, list[_Path]]]:
         """(token, its probability, the paths that have it)"""
